@@ -55,6 +55,7 @@ MODULES = (
     "tests/ranks/test_data_parallel_hooks.py",
     "tests/ranks/test_data_parallel_join.py",
     "tests/ranks/test_data_parallel_programs.py",
+    "tests/ranks/test_data_parallel_states.py",
 )
 ON_NODES = (*CASES, PROGRAMS, "tests/ranks/test_store_comm.py")
 # First the memory: communicators that the cases break on purpose keep their windows mapped.

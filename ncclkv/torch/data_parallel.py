@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 import ncclkv
 from ncclkv.errors import NotSupported, UsageError
@@ -17,6 +19,15 @@ from ncclkv.torch.parameters import Parameters, ignored_names
 from ncclkv.torch.views import check_tensor
 
 _UPDATES = "every rank"
+
+_SHARED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_load_state_dict_post_hooks",
+)
+"""Attributes that the wrapper has in common with the wrapped module."""
 
 
 class DataParallel(torch.nn.Module):  # type: ignore[misc]
@@ -72,8 +83,9 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
 
     Notes
     -----
-    ``state_dict``, ``load_state_dict``, ``named_parameters`` and the like are those of the wrapped
-    module: names have no prefix.
+    ``state_dict``, ``load_state_dict``, ``named_parameters``, ``get_submodule`` and the like are
+    those of the wrapped module: names have no prefix.  A part that is set on the wrapper becomes a
+    part of the wrapped module.  States of DDP can be loaded.
 
     Modules on a GPU have not run on a real GPU yet.  There, backward returns before the gradients
     are reduced, and later work on its current stream waits for them.
@@ -115,6 +127,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         parameters, buffers = _checked(module)
         self.__dict__["module"] = module  # not as a submodule, whose names would get a prefix
+        # torch finds parts by these: a parent that loads its state, get_submodule, functional_call.
+        self.__dict__.update((name, vars(module)[name]) for name in _SHARED if name in vars(module))
         self.training = module.training
         first = next(iter(parameters.by_key.values()))
         self.kvstore = kv = _store(kvstore, "dist_sync" if first.device.type == "cpu" else "nccl")
@@ -246,14 +260,46 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         """Return the state of the wrapped module, as its own ``state_dict``."""
         return self.module.state_dict(*arguments, **named)
 
-    def load_state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """Load the state of the wrapped module, the same on all ranks; ``assign`` is refused."""
-        if named.get("assign") or any(arguments[2:]):
-            raise UsageError(
-                "DataParallel.load_state_dict: assign=True would replace the parameters whose "
-                "gradients are reduced; load without it, or load before you wrap the module"
-            )
-        return self.module.load_state_dict(*arguments, **named)
+    def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:
+        """Load the state of the wrapped module, the same on all ranks; ``assign`` is refused.
+
+        The names may have the prefix ``module.``, as those of DDP.
+        """
+        if named.get("assign") or any(arguments[1:]):
+            raise UsageError(_ASSIGN)
+        if self._is_of_ddp(state_dict):
+            metadata = getattr(state_dict, "_metadata", None)
+            state_dict = OrderedDict(state_dict)  # the caller's keeps its names
+            if metadata is not None:
+                state_dict._metadata = OrderedDict(metadata)
+            consume_prefix_in_state_dict_if_present(state_dict, "module.")
+        return self.module.load_state_dict(state_dict, *arguments, **named)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *arguments: Any
+    ) -> None:
+        """Load what the wrapped module itself holds, for a parent; torch then loads its parts."""
+        if local_metadata.get("assign_to_params_buffers"):
+            raise UsageError(_ASSIGN)
+        if self._is_of_ddp(state_dict, prefix):
+            begin = f"{prefix}module."
+            for name in [name for name in state_dict if name.startswith(begin)]:
+                state_dict[prefix + name.removeprefix(begin)] = state_dict.pop(name)
+        self.module._load_from_state_dict(state_dict, prefix, local_metadata, *arguments)
+
+    def _is_of_ddp(self, names: Iterable[str], prefix: str = "") -> bool:
+        """Return whether names have DDP's prefix."""
+        has_own = "module" in self._modules
+        return not has_own and any(name.startswith(f"{prefix}module.") for name in names)
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Flag that the next passes reduce, as in DDP; `no_sync` clears it for a block."""
+        return self._reduces
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, reduces: bool) -> None:
+        self._reduces = reduces
 
     def named_parameters(self, *arguments: Any, **named: Any) -> Any:
         """Return the parameters of the wrapped module by name, without a prefix."""
@@ -303,6 +349,12 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
                 )
         self.module._apply(convert, recurse)
         return self
+
+
+_ASSIGN = (
+    "DataParallel.load_state_dict: assign=True would replace the parameters whose gradients are "
+    "reduced; load without it, or load before you wrap the module"
+)
 
 
 def _checked(

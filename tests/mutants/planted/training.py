@@ -157,6 +157,14 @@ MUTANTS = (
         tests=(Selection("0", "ranks/test_data_parallel_held.py", "keeps_its_numbers", ranks=3),),
     ),
     Mutant(
+        name="prefix-of-ddp-kept-in-a-parent",
+        file=WRAPPER,
+        old="        if self._is_of_ddp(state_dict, prefix):\n",
+        new="        if False:\n",
+        why="a state of DDP cannot be loaded into a module that holds wrapped parts",
+        tests=(Selection("0", "ranks/test_data_parallel_states.py", "states_of_ddp", ranks=3),),
+    ),
+    Mutant(
         name="hooks-keep-the-store",
         file=GRADIENTS,
         old="        self._gradients = ref(gradients)\n",
