@@ -49,8 +49,13 @@ CASES = ("tests/ranks/test_comm_conformance.py", "tests/ranks/test_store_cases.p
 PROGRAMS = "tests/ranks/test_programs.py"
 MODULES = (
     "tests/ranks/test_data_parallel.py",
+    "tests/ranks/test_data_parallel_added.py",
+    "tests/ranks/test_data_parallel_buffers.py",
+    "tests/ranks/test_data_parallel_held.py",
+    "tests/ranks/test_data_parallel_hooks.py",
     "tests/ranks/test_data_parallel_join.py",
     "tests/ranks/test_data_parallel_programs.py",
+    "tests/ranks/test_data_parallel_states.py",
 )
 ON_NODES = (*CASES, PROGRAMS, "tests/ranks/test_store_comm.py")
 # First the memory: communicators that the cases break on purpose keep their windows mapped.

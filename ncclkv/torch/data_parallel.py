@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 import ncclkv
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.torch.buffers import Buffers, Updater, follow_once
 from ncclkv.torch.devices import device_of
-from ncclkv.torch.gradients import COUNTS, Gradients, check_unwrapped
+from ncclkv.torch.gradients import Gradients, check_unwrapped
+from ncclkv.torch.parameters import Parameters, ignored_names
 from ncclkv.torch.views import check_tensor
 
 _UPDATES = "every rank"
+
+_SHARED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_load_state_dict_post_hooks",
+)
+"""Attributes that the wrapper has in common with the wrapped module."""
 
 
 class DataParallel(torch.nn.Module):  # type: ignore[misc]
@@ -37,14 +49,19 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         Whether gradients are divided by the number of ranks.  If not, set gradients to zero or None
         before each backward pass that reduces: a sum would be summed again.
     broadcast_buffers : bool
-        Whether buffers follow rank 0 at each forward pass that comes after a training pass, as
-        those of BatchNorm.
+        Whether buffers, such as those of BatchNorm, follow rank 0.  They do so at the first forward
+        pass after each backward pass that reduces.  Every bit is copied, and autograd does not
+        notice the writes.
     find_unused_parameters : bool
         Whether a backward pass may leave out parameters.  A parameter that a rank has not used
         counts as zeros there.  If no rank has used it since the last reduction, its `.grad` stays
         as it was, None included.
     gradient_as_view : bool
-        Whether `.grad` becomes a view of a bucket of the store, which saves a copy and memory.
+        Whether `.grad` becomes a view of a bucket of the store, which saves a copy and memory.  A
+        gradient that the program holds over ``zero_grad()`` keeps its numbers: the next pass copies
+        it to memory of its own.  The wrapper does not see arrays that share a gradient's memory,
+        such as ``.grad.view(-1)`` or ``.grad.numpy()``.  The next pass overwrites these: clone
+        them, or give False.
 
     Attributes
     ----------
@@ -66,8 +83,9 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
 
     Notes
     -----
-    ``state_dict``, ``load_state_dict``, ``named_parameters`` and the like are those of the wrapped
-    module: names have no prefix.
+    ``state_dict``, ``load_state_dict``, ``named_parameters``, ``get_submodule`` and the like are
+    those of the wrapped module: names have no prefix.  A part that is set on the wrapper becomes a
+    part of the wrapped module.  States of DDP can be loaded.
 
     Modules on a GPU have not run on a real GPU yet.  There, backward returns before the gradients
     are reduced, and later work on its current stream waits for them.
@@ -75,8 +93,10 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     All ranks make the same passes.  Forward and backward run in the thread that created the store.
     Backward may run several times after a forward pass.  Backward from several outputs, in turn,
     needs `find_unused_parameters`, for each of these passes reduces.  The next forward pass follows
-    changes of ``requires_grad``, which all ranks make alike.  A parameter that is replaced by
-    another object is no longer reduced.  A checkpointed part of a module needs
+    changes of ``requires_grad``, and takes in parameters that were added or replaced, with rank 0's
+    values.  All ranks make such changes alike.  Buffers that are added stay each rank's own.
+    Parameters and buffers that the module names in ``_ddp_params_and_buffers_to_ignore`` are left
+    alone, as by DDP.  A checkpointed part of a module needs
     ``use_reentrant=False``.  ``torch.compile`` takes the wrapped module or the wrapper.
 
     Examples
@@ -107,38 +127,41 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         parameters, buffers = _checked(module)
         self.__dict__["module"] = module  # not as a submodule, whose names would get a prefix
+        # torch finds parts by these: a parent that loads its state, get_submodule, functional_call.
+        self.__dict__.update((name, vars(module)[name]) for name in _SHARED if name in vars(module))
         self.training = module.training
-        first = next(iter(parameters.values()))
+        first = next(iter(parameters.by_key.values()))
         self.kvstore = kv = _store(kvstore, "dist_sync" if first.device.type == "cpu" else "nccl")
-        updater = Updater({*parameters, COUNTS})
+        updater = Updater()
         kv.set_updater(updater)
         self._device = device_of(kv, first)
         with self._device.calls():
-            self._following = Buffers(kv, module, updater) if broadcast_buffers else None
+            self._following = Buffers(kv, module, buffers, updater) if broadcast_buffers else None
             # Before the values: ranks that wrap different modules find it by their keys.
             self._gradients = Gradients(
                 kv,
                 self._device,
                 parameters,
+                updater,
                 "avg" if average else "sum",
                 find_unused=find_unused_parameters,
                 as_view=gradient_as_view,
             )
             others = [] if broadcast_buffers else buffers.values()
-            follow_once(kv, [*parameters.values(), *others])
+            follow_once(kv, [*parameters.by_key.values(), *others])
         self._averages = average
         self._reduces = True
         self._is_uneven = False
-        self._buffers_are_stale = False
+        self._followed = 0  # number of reductions at the last time that buffers followed
 
     # Passes
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Pass the arguments to the wrapped module, and return its result."""
         with self._device.calls():
-            if self._buffers_are_stale and self._following is not None:
+            if self._following is not None and self._followed != self._gradients.reductions:
                 self._following.follow(uneven=self._is_uneven)
-            self._buffers_are_stale = self._reduces and torch.is_grad_enabled()
+                self._followed = self._gradients.reductions
             if torch.is_grad_enabled():
                 self._gradients.reducing = self._reduces
                 self._gradients.prepare()
@@ -221,9 +244,10 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
                 self._is_uneven = gradients.divides_by_all = False
         with self._device.calls():
             made = kv.allgather(gradients.reductions - before)
-            buffers = [] if self._following is None else self.buffers()
-            follow_once(kv, [*self.parameters(), *buffers], source=int(made.argmax()))
-        self._buffers_are_stale = False  # also of ranks that have made no pass
+            parameters = gradients.parameters.by_key.values()
+            buffers = [] if self._following is None else self._following.tensors()
+            follow_once(kv, [*parameters, *buffers], source=int(made.argmax()))
+        self._followed = gradients.reductions  # also of ranks without a pass
 
     def close(self) -> None:
         """Close the store; collective.  Later passes of the wrapped module are its own alone."""
@@ -236,14 +260,46 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         """Return the state of the wrapped module, as its own ``state_dict``."""
         return self.module.state_dict(*arguments, **named)
 
-    def load_state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """Load the state of the wrapped module, the same on all ranks; ``assign`` is refused."""
-        if named.get("assign") or any(arguments[2:]):
-            raise UsageError(
-                "DataParallel.load_state_dict: assign=True would replace the parameters whose "
-                "gradients are reduced; load without it, or load before you wrap the module"
-            )
-        return self.module.load_state_dict(*arguments, **named)
+    def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:
+        """Load the state of the wrapped module, the same on all ranks; ``assign`` is refused.
+
+        The names may have the prefix ``module.``, as those of DDP.
+        """
+        if named.get("assign") or any(arguments[1:]):
+            raise UsageError(_ASSIGN)
+        if self._is_of_ddp(state_dict):
+            metadata = getattr(state_dict, "_metadata", None)
+            state_dict = OrderedDict(state_dict)  # the caller's keeps its names
+            if metadata is not None:
+                state_dict._metadata = OrderedDict(metadata)
+            consume_prefix_in_state_dict_if_present(state_dict, "module.")
+        return self.module.load_state_dict(state_dict, *arguments, **named)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *arguments: Any
+    ) -> None:
+        """Load what the wrapped module itself holds, for a parent; torch then loads its parts."""
+        if local_metadata.get("assign_to_params_buffers"):
+            raise UsageError(_ASSIGN)
+        if self._is_of_ddp(state_dict, prefix):
+            begin = f"{prefix}module."
+            for name in [name for name in state_dict if name.startswith(begin)]:
+                state_dict[prefix + name.removeprefix(begin)] = state_dict.pop(name)
+        self.module._load_from_state_dict(state_dict, prefix, local_metadata, *arguments)
+
+    def _is_of_ddp(self, names: Iterable[str], prefix: str = "") -> bool:
+        """Return whether names have DDP's prefix."""
+        has_own = "module" in self._modules
+        return not has_own and any(name.startswith(f"{prefix}module.") for name in names)
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Flag that the next passes reduce, as in DDP; `no_sync` clears it for a block."""
+        return self._reduces
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, reduces: bool) -> None:
+        self._reduces = reduces
 
     def named_parameters(self, *arguments: Any, **named: Any) -> Any:
         """Return the parameters of the wrapped module by name, without a prefix."""
@@ -279,7 +335,10 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
 
     def _apply(self, convert: Callable[..., Any], recurse: bool = True) -> DataParallel:
         """Convert the wrapped module, as ``to`` does; refuse another dtype or device."""
+        ignored = ignored_names(self.module)
         for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
+            if name in ignored:
+                continue
             probe = tensor.detach().reshape(-1)[:0]
             made = convert(probe)
             if (made.dtype, made.device) != (probe.dtype, probe.device):
@@ -292,15 +351,23 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         return self
 
 
+_ASSIGN = (
+    "DataParallel.load_state_dict: assign=True would replace the parameters whose gradients are "
+    "reduced; load without it, or load before you wrap the module"
+)
+
+
 def _checked(
     module: torch.nn.Module,
-) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
+) -> tuple[Parameters, dict[str, torch.Tensor]]:
     """Return a module's parameters and buffers by name; refuse those that no store can hold."""
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
             f"DataParallel: {type(module).__name__} is not a torch.nn.Module; wrap a module"
         )
-    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    found, ignored = Parameters(module), ignored_names(module)
+    parameters = found.by_key
+    buffers = {name: each for name, each in module.named_buffers() if name not in ignored}
     if not any(each.requires_grad for each in parameters.values()):
         raise UsageError(
             f"DataParallel: no parameter of {type(module).__name__} requires a gradient, so there "
@@ -316,7 +383,7 @@ def _checked(
         check_tensor(name, tensor)
     _check_norms(module)
     check_unwrapped(parameters)
-    return parameters, buffers
+    return found, buffers
 
 
 def _check_norms(module: torch.nn.Module) -> None:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
-from functools import partial
+from sys import getrefcount
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import WeakSet, finalize, ref
 from zlib import crc32
 
 import numpy as np
 import torch
 from torch.autograd import Variable
 
-from ncclkv.errors import NotSupported, UsageError
+from ncclkv.errors import NotSupported, OrderMismatch, UsageError
 from ncclkv.store.kvstore import KVStore
+from ncclkv.torch.buffers import Updater, follow_once
 from ncclkv.torch.devices import Device
+from ncclkv.torch.parameters import Parameters
 from ncclkv.torch.views import as_tensor
 
 COUNTS = "ncclkv.torch: numbers of ranks"
-"""Key of the numbers of ranks that have used each parameter since the last reduction.
+"""Begin of the keys of the numbers of ranks that have used each parameter since the last reduction.
 
 The last number is of all ranks that reduce.
 """
@@ -38,7 +40,8 @@ def check_unwrapped(parameters: Mapping[str, torch.nn.Parameter]) -> None:
     ------
     UsageError
     """
-    reduced = {id(each) for other in [*_OPEN] for each in other.parameters.values()}
+    others = [each for other in [*_OPEN] for each in other.parameters.by_key.values()]
+    reduced = {*map(id, others)}
     name = next((name for name, each in parameters.items() if id(each) in reduced), None)
     if name is not None:
         raise UsageError(
@@ -47,19 +50,55 @@ def check_unwrapped(parameters: Mapping[str, torch.nn.Parameter]) -> None:
         )
 
 
+def _accumulation_of(parameter: torch.nn.Parameter) -> torch.autograd.graph.Node:
+    """Return the node of autograd's that accumulates the gradient of a parameter.
+
+    Its hooks run after all hooks of the parameter.  A program may register such a hook later, and
+    that would write into a bucket that is being reduced.
+    """
+    with torch.enable_grad():
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]
+
+
+class _Hook:
+    """The hook of a parameter, which does not keep the gradients.
+
+    torch's graphs keep hooks where Python's garbage collector does not look.  So a hook that kept
+    the store would keep it as long as the program keeps a loss, or the module.
+    """
+
+    def __init__(self, gradients: Gradients, name: str) -> None:
+        self._gradients = ref(gradients)
+        self._name = name
+
+    def __call__(self, *_: object) -> None:
+        """Push the gradient, unless the wrapper was dropped."""
+        gradients = self._gradients()
+        if gradients is not None:
+            gradients.on_gradient(self._name)
+
+
+def _remove(hooks: Mapping[str, torch.utils.hooks.RemovableHandle]) -> None:
+    """Remove hooks from the graph."""
+    for hook in hooks.values():
+        hook.remove()
+
+
 class Gradients:
     """The gradients of a module's parameters, in the buckets of a store.
 
-    A hook of each parameter pushes its gradient.  The first hook of a backward pass opens an
-    overlap block, and a callback at the end of the pass ends it.  The store's updater leaves each
-    sum in the bucket's gradients, which `.grad` is a view of.  So nothing is copied back.
+    A hook of the node that accumulates a gradient pushes it.  The first hook of a backward pass
+    opens an overlap block, and a callback at the end of the pass ends it.  The store's updater
+    leaves each sum in the bucket's gradients, which `.grad` is a view of.  So nothing is copied
+    back.
 
     Parameters
     ----------
     kv : KVStore
     device : Device
-    parameters : mapping of str to torch.nn.Parameter
-        All parameters, by name.
+    parameters : Parameters
+    updater : Updater
+        The updater of the store.
     op : {"avg", "sum"}
     find_unused : bool
         Whether a backward pass may leave out parameters that require a gradient.
@@ -68,7 +107,7 @@ class Gradients:
 
     Attributes
     ----------
-    parameters : mapping of str to torch.nn.Parameter
+    parameters : Parameters
     reducing : bool
         Whether a backward pass reduces; if not, it accumulates.
     divides_by_all : bool
@@ -82,7 +121,8 @@ class Gradients:
         self,
         kv: KVStore,
         device: Device,
-        parameters: Mapping[str, torch.nn.Parameter],
+        parameters: Parameters,
+        updater: Updater,
         op: str,
         *,
         find_unused: bool,
@@ -92,6 +132,7 @@ class Gradients:
         self.reductions = 0
         self._kv, self._device = kv, device
         self.parameters = parameters
+        self._updater = updater
         self._op: Any = op
         self._find_unused = find_unused
         self._as_view = as_view
@@ -99,36 +140,92 @@ class Gradients:
         self._active: dict[str, _Slot] = {}
         self._touched: set[str] = set()
         self._pushed: set[str] = set()
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._nodes: dict[str, torch.autograd.graph.Node] = {}  # torch frees nodes without a holder
+        self._hooks: dict[str, torch.utils.hooks.RemovableHandle] = {}
+        # Not by a method of this object, which a finalizer would keep.
+        self._remove_hooks = finalize(self, _remove, self._hooks)
+        self._remove_hooks.atexit = False
         self._block: AbstractContextManager[None] | None = None
         self._ending: Callable[[], object] = lambda: None
         self._skipped = kv.skipped
-        self.prepare()
+        self._initialized: set[str] = set()
+        self._follow_flags()
         _OPEN.add(self)
         # After the first parameters: buckets are launched in order, and this is pushed last.
-        kv.init(COUNTS, np.zeros(len(parameters) + 1, np.int32))
-        self._counts = kv.grad_view(COUNTS)
-        at = next(iter(parameters.values())).device
-        self._counted = as_tensor(self._counts, torch.int32, at, "DataParallel: the module")
+        self._make_counts()
 
     def prepare(self) -> None:
-        """Follow changes of ``requires_grad`` on all ranks; drop what an exception has left."""
+        """Follow changes of the module on all ranks; drop what an exception has left."""
         self.drop()
-        names = [name for name, each in self.parameters.items() if each.requires_grad]
+        if self.parameters.have_changed():
+            self._follow_parameters()
+        self._follow_flags()
+
+    # Parameters
+
+    def _follow_parameters(self) -> None:
+        """Take in parameters that the program has added or replaced, and leave those it removed."""
+        new, gone = self.parameters.follow(check_unwrapped)
+        for key in gone:
+            self._leave(key)
+        if new or gone:
+            self._active = {}  # a key may have another parameter now
+        try:
+            self._follow_flags()
+            self._make_counts()
+            follow_once(self._kv, new.values())
+        except OrderMismatch as error:
+            raise OrderMismatch(
+                f"DataParallel: this rank alone may have the new parameters {', '.join(new)}; add "
+                f"or replace parameters on all ranks before the same forward pass: {error}"
+            ) from error
+
+    def _leave(self, key: str) -> None:
+        """Leave a parameter to the program, with its present gradient."""
+        self._touched.discard(key)
+        if key in self._slots:
+            self._hooks.pop(key).remove()
+            del self._nodes[key]
+            self._slots.pop(key).leave()
+
+    def _follow_flags(self) -> None:
+        """Follow changes of ``requires_grad``."""
+        parameters = self.parameters.by_key
+        names = [name for name, each in parameters.items() if each.requires_grad]
         if names == list(self._active):
             return
         # Backward computes the last parameters first: they get the buckets that are launched first.
         new = [name for name in reversed(names) if name not in self._slots]
         if new:
-            self._kv.init(new, [self.parameters[name] for name in new], op=self._op)
-            layouts = crc32(repr([self.parameters[name].stride() for name in new]).encode())
+            self._init(new)
+            layouts = crc32(repr([parameters[name].stride() for name in new]).encode())
             alike = len({*self._kv.allgather(layouts).tolist()}) == 1
         for name in new:
-            parameter = self.parameters[name]
+            parameter = parameters[name]
             self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name, alike=alike)
-            hook = partial(self._on_gradient, name)
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+            self._nodes[name] = node = _accumulation_of(parameter)
+            self._hooks[name] = node.register_hook(_Hook(self, name))
         self._active = {name: self._slots[name] for name in names}
+
+    def _init(self, names: list[str]) -> None:
+        """Initialize keys that the store does not have yet; it has those of replaced parameters."""
+        new = [name for name in names if name not in self._initialized]
+        if new:
+            self._updater.kept.update(new)
+            self._kv.init(new, [self.parameters.by_key[name] for name in new], op=self._op)
+            self._initialized.update(new)
+
+    def _make_counts(self) -> None:
+        """Make the numbers of ranks that have used each parameter, and of all ranks."""
+        size = len(self.parameters.by_key) + 1
+        self._counts_key = key = f"{COUNTS}, {size}"
+        if key not in self._initialized:
+            self._updater.kept.add(key)
+            self._kv.init(key, np.zeros(size, np.int32))
+            self._initialized.add(key)
+        self._counts = self._kv.grad_view(key)
+        at = next(iter(self.parameters.by_key.values())).device
+        self._counted = as_tensor(self._counts, torch.int32, at, "DataParallel: the module")
 
     @property
     def _counting(self) -> bool:
@@ -138,11 +235,11 @@ class Gradients:
     @property
     def _keys(self) -> list[str]:
         """Return the keys that a reduction pushes."""
-        return [*self._active, COUNTS] if self._counting else [*self._active]
+        return [*self._active, self._counts_key] if self._counting else [*self._active]
 
     # A backward pass
 
-    def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
+    def on_gradient(self, name: str) -> None:
         """Push the gradient that backward has just accumulated."""
         self._touched.add(name)
         if not self.reducing or name not in self._active:
@@ -189,7 +286,7 @@ class Gradients:
                 raise
             block, self._block = self._block, None
             block.__exit__(None, None, None)
-            self._device.complete(self._keys, COUNTS)
+            self._device.complete(self._keys, self._counts_key)
             self.reductions += 1
             self._give_back(kept)
         self._touched.clear()
@@ -207,8 +304,8 @@ class Gradients:
     def close(self) -> None:
         """Leave the parameters to the program, with their present gradients."""
         self.drop()
-        for hook in self._hooks:
-            hook.remove()
+        self._remove_hooks()
+        self._nodes.clear()
         _OPEN.discard(self)
 
     # Parameters without a gradient
@@ -238,16 +335,16 @@ class Gradients:
                 kept[name] = gradient.clone() if slot.holds(gradient) else gradient
             self._push(name)
         if self._counting:
-            used = [*(name in self._touched for name in self.parameters), True]
+            used = [*(name in self._touched for name in self.parameters.by_key), True]
             self._counted.copy_(torch.tensor(used, dtype=torch.int32))
-            self._kv.push(COUNTS, self._counts)
+            self._kv.push(self._counts_key, self._counts)
         return kept
 
     def _give_back(self, kept: Mapping[str, torch.Tensor | None]) -> None:
         """Let `.grad` of each parameter hold the result."""
         skipped = self._kv.skipped > self._skipped
         *used_by, ranks = self._counted.tolist() if self._counting else (0,)
-        used = dict(zip(self.parameters, used_by, strict=self._counting))
+        used = dict(zip(self.parameters.by_key, used_by, strict=self._counting))
         for name, slot in self._active.items():
             if self.divides_by_all:
                 slot.tensor.mul_(ranks / self._kv.num_workers)
@@ -286,6 +383,7 @@ class _Slot:
             self.tensor = self.tensor.as_strided(parameter.shape, strides)
         self._address = self.tensor.data_ptr()
         self._view = self.tensor.detach()
+        self._references = getrefcount(self._view)  # while the program holds none
 
     def holds(self, gradient: torch.Tensor | None) -> bool:
         """Return whether `.grad` is the view of the place."""
@@ -302,6 +400,7 @@ class _Slot:
         gradient = self.parameter.grad
         if self.holds(gradient):
             return
+        self._part(getrefcount(self._view) > self._references)
         if gradient is None:
             self.tensor.zero_()
             return
@@ -313,6 +412,22 @@ class _Slot:
         self.tensor.copy_(gradient.detach())
         if as_view:
             self._show()
+
+    def leave(self) -> None:
+        """Give the parameter's gradient memory of its own: another parameter may get the place."""
+        shown = self.holds(self.parameter.grad)
+        self._part(shown or getrefcount(self._view) > self._references)
+
+    def _part(self, held: bool) -> None:
+        """Give the view memory of its own if the program holds it, as after ``zero_grad()``.
+
+        The next gradient would replace its numbers otherwise.
+        """
+        if held and self._view.data_ptr() == self._address:
+            self._view.data = self.tensor.clone()
+            # Also a version of its own: backward refuses graphs with the view after later writes.
+            self.tensor = self.tensor.data
+            self._view = self.tensor.detach()
 
     def restore(self, gradient: torch.Tensor | None) -> None:
         """Undo `take_gradient` for a parameter that no rank has used."""

@@ -69,3 +69,8 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise NotSupported(
             f"DataParallel: the layout of {name!r} is {tensor.layout}; give a dense tensor"
         )
+    if tensor.is_quantized:
+        raise NotSupported(
+            f"DataParallel: {name!r} is quantised; give the tensor's int_repr() and its scale as "
+            f"buffers, or its dequantize()"
+        )

@@ -107,10 +107,13 @@ def test_grad_stays_the_view_and_is_accumulated_in_place(wrap: Wrap) -> None:
     model.zero_grad(set_to_none=False)
     model(x).sum().backward()
     assert model.module.weight.grad is first
+    place, address = first.data_ptr(), id(first)
+    del first
     model.zero_grad()
     assert model.module.weight.grad is None
     model(x).sum().backward()
-    assert model.module.weight.grad is first
+    assert model.module.weight.grad.data_ptr() == place
+    assert id(model.module.weight.grad) == address
     assert gradient(model.module.weight) == pytest.approx([MEAN_RANK + 1] * 2)
 
 
@@ -297,10 +300,11 @@ def test_reductions_start_while_backward_runs(wrap: Wrap, find_unused: bool) -> 
     model = wrap(nn.Sequential(*layers), bucket_bytes=0, find_unused_parameters=find_unused)
     launched, counts = Launched(), []
     context_of(model.kvstore).engine.events.add(launched)
-    for layer in layers:
+    for layer in layers:  # runs before the push of the same gradient
         layer.weight.register_post_accumulate_grad_hook(lambda _: counts.append(launched.count))
     model(torch.ones(1, 64)).sum().backward()
-    assert counts == [1, 2, 3, 4, 5, 6]
+    assert counts == [0, 1, 2, 3, 4, 5]
+    assert launched.count >= 6
 
 
 def test_an_exception_in_backward_leaves_the_next_step_right(wrap: Wrap) -> None:

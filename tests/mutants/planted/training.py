@@ -13,18 +13,28 @@ PARAMETERS = "ncclkv/trainer/parameters.py"
 SESSION = "ncclkv/store/session.py"
 TRAINER = "ncclkv/trainer/trainer.py"
 
+HOOKS = "ranks/test_data_parallel_hooks.py"
 JOINED = "ranks/test_data_parallel_join.py"
 MODULES = "ranks/test_data_parallel.py"
+OF_BUFFERS = "ranks/test_data_parallel_buffers.py"
 PROGRAMS = "ranks/test_data_parallel_programs.py"
 
 MUTANTS = (
     Mutant(
         name="buffers-of-all-ranks-added",
         file=BUFFERS,
-        old="        pushed = tensors if self._kv.rank == source else self._zeros\n",
-        new="        pushed = tensors\n",
+        old="            torch._foreach_zero_(self._bytes)\n",
+        new="            self._fill(tensors)\n",
         why="statistics of BatchNorm grow with the number of ranks",
         tests=(Selection("0", MODULES, "buffers_follow_rank_0", ranks=3),),
+    ),
+    Mutant(
+        name="buffers-written-noticed",
+        file=BUFFERS,
+        old="        with torch.autograd._unsafe_preserve_version_counter(tensor):\n",
+        new="        if True:\n",
+        why="backward refuses a graph of two forward passes through BatchNorm",
+        tests=(Selection("0", OF_BUFFERS, "notices_no_write", ranks=3),),
     ),
     Mutant(
         name="buffers-follow-a-rank-that-has-left",
@@ -37,7 +47,7 @@ MUTANTS = (
     Mutant(
         name="buffers-stale-on-some-ranks",
         file=WRAPPER,
-        old="        self._buffers_are_stale = False  # also of ranks that have made no pass\n",
+        old="        self._followed = gradients.reductions  # also of ranks without a pass\n",
         new="",
         why="a pass after an uneven block waits for ranks that trained on no batch",
         tests=(Selection("0", JOINED, "ranks_without_any_batch", ranks=3),),
@@ -101,8 +111,8 @@ MUTANTS = (
     Mutant(
         name="blocks-of-failed-passes-stay-open",
         file=GRADIENTS,
-        old="        self.drop()\n        names =",
-        new="        names =",
+        old="        self.drop()\n        if self.parameters.",
+        new="        if self.parameters.",
         why="after an exception in backward no pass can reduce",
         tests=(Selection("0", MODULES, "exception_in_backward", ranks=3),),
     ),
@@ -123,10 +133,50 @@ MUTANTS = (
         tests=(Selection("0", PROGRAMS, "channels", ranks=3),),
     ),
     Mutant(
+        name="pushes-before-hooks-of-the-program",
+        file=GRADIENTS,
+        old="node.register_hook(",
+        new="parameter.register_post_accumulate_grad_hook(",
+        why="a hook that clips gradients writes into a bucket that is being reduced",
+        tests=(Selection("0", HOOKS, "sees_the_ranks_own", ranks=3),),
+    ),
+    Mutant(
+        name="added-parameters-unseen",
+        file=GRADIENTS,
+        old="        if self.parameters.have_changed():\n",
+        new="        if False:\n",
+        why="ranks train adapters or a new head on their own batches alone, and diverge",
+        tests=(Selection("0", "ranks/test_data_parallel_added.py", "keeps_its_key", ranks=3),),
+    ),
+    Mutant(
+        name="held-gradients-overwritten",
+        file=GRADIENTS,
+        old="        self._part(getrefcount(self._view) > self._references)\n        if",
+        new="        if",
+        why="gradients of several losses, kept to be compared, become the last of them",
+        tests=(Selection("0", "ranks/test_data_parallel_held.py", "keeps_its_numbers", ranks=3),),
+    ),
+    Mutant(
+        name="prefix-of-ddp-kept-in-a-parent",
+        file=WRAPPER,
+        old="        if self._is_of_ddp(state_dict, prefix):\n",
+        new="        if False:\n",
+        why="a state of DDP cannot be loaded into a module that holds wrapped parts",
+        tests=(Selection("0", "ranks/test_data_parallel_states.py", "states_of_ddp", ranks=3),),
+    ),
+    Mutant(
+        name="hooks-keep-the-store",
+        file=GRADIENTS,
+        old="        self._gradients = ref(gradients)\n",
+        new="        self._gradients = lambda: gradients\n",
+        why="a store lives as long as a loss that its module has computed",
+        tests=(Selection("0", "unit/torch/test_data_parallel_freed.py", "outlives"),),
+    ),
+    Mutant(
         name="hooks-after-close",
         file=GRADIENTS,
-        old="            hook.remove()\n",
-        new="            pass\n",
+        old="        hook.remove()\n",
+        new="        pass\n",
         why="a module cannot be trained any more after its wrapper is closed",
         tests=(Selection("0", "unit/torch/test_data_parallel.py", "after_close"),),
     ),

@@ -170,6 +170,13 @@ def test_the_module_goes_on_after_close(model: Any) -> None:
     assert model.module.weight.grad.tolist() == [[2, 2]]
 
 
+def test_a_loss_from_before_the_end_has_a_backward_pass_after_close(model: Any) -> None:
+    loss = model(torch.ones(1, 2)).sum()
+    model.close()
+    loss.backward()
+    assert model.module.weight.grad.tolist() == [[1, 1]]
+
+
 def test_close_after_an_exception_in_backward(model: Any) -> None:
     def failing(_: Any) -> None:
         raise ZeroDivisionError
@@ -216,6 +223,26 @@ def test_a_buffer_that_changes_its_shape_is_refused_by_name(present: Any) -> Non
         model(torch.ones(3, 2))
     assert f"has now {present};" in str(raised.value)
     model.close()
+
+
+def test_a_buffer_that_changes_its_dtype_is_refused_by_name() -> None:
+    norm = nn.BatchNorm1d(2)
+    model = DataParallel(nn.Sequential(norm), "local")
+    model(torch.ones(3, 2)).sum().backward()
+    norm.running_mean = norm.running_mean.double()
+    words = r"'0.running_mean' had torch.float32 .*has now torch.float64;"
+    with pytest.raises(UsageError, match=words):
+        model(torch.ones(3, 2))
+    model.close()
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_quantised_buffers_are_refused(broadcast: bool) -> None:
+    module = nn.Linear(2, 1)
+    module.register_buffer("codes", torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8))
+    with pytest.raises(NotSupported, match="'codes' is quantised; .*dequantize"):
+        DataParallel(module, "local", broadcast_buffers=broadcast)
 
 
 def test_own_keys_of_the_program_are_refused() -> None:
