@@ -983,6 +983,11 @@ are ints, such as 3; use one kind
         return self._context.engine.placement.owner
 
     @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer that `set_optimizer` or `load` has set, or None."""
+        return self._updaters.optimizer
+
+    @property
     def repaired(self) -> int:
         """The number of values that ``repair=True`` has replaced so far; equal on all ranks."""
         return self._context.repaired

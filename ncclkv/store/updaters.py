@@ -15,10 +15,19 @@ from ncclkv.store.session import Session
 
 if TYPE_CHECKING:
     from ncclkv.engine.fused_rule import FusedRule
+    from ncclkv.optimizer.base import Optimizer
 
 
 class Updaters(Component):
     """Sets a function or an optimizer as the engine's update rule, the same on all ranks."""
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer in force; None if there is none, or a function."""
+        from ncclkv.optimizer.base import Optimizer
+
+        source: Any = self._engine.rule.source
+        return source if isinstance(source, Optimizer) else None
 
     # Verbs
 

@@ -49,8 +49,8 @@ class Trainer:
     optimizer_params : dict, optional
         Arguments of the named optimizer.
     kvstore : str, KVStore or None
-        A name for `ncclkv.create`, a store, or None.  A trainer closes only a store that it has
-        created.
+        A name for `ncclkv.create`, a store without keys and optimizer, or None.  A trainer closes
+        only a store that it has created.
     compression_params : dict, optional
         Passed to ``set_gradient_compression`` of the store.
     update_on_kvstore : bool, optional
@@ -69,7 +69,7 @@ class Trainer:
     Raises
     ------
     UsageError
-        When an argument is refused.
+        When an argument is refused, such as a store with keys: each trainer needs its own store.
     NotSupported
         When the store lacks what `compression_params` or `update_on_kvstore` ask for.
     LaunchError
@@ -296,11 +296,25 @@ def _optimizer(given: Any, arguments: Mapping[str, Any] | None) -> Optimizer:
 
 def _store(given: Any, update_on_kvstore: bool | None) -> Any:
     """Return the store of the trainer, or None."""
-    if given is None or isinstance(given, (KVStore, KVStoreBase)):
+    if isinstance(given, KVStore):
+        _refuse_used(given)
+    if given is None or isinstance(given, KVStoreBase):
         return given
     if isinstance(given, str) and given.lower() in ALONE and not update_on_kvstore:
         return None
     return create(given)
+
+
+def _refuse_used(store: KVStore) -> None:
+    """Refuse a store whose keys or optimizer the trainer would replace."""
+    found = f"the keys {store.keys()[0]!r}, ..." if store.keys() else ""
+    if store.optimizer is not None:
+        found = f"{found} and an optimizer" if found else "an optimizer"
+    if found:
+        raise UsageError(
+            f"Trainer: the store already has {found}, perhaps of another Trainer; give each "
+            f"Trainer a store of its own, made by ncclkv.create"
+        )
 
 
 def _decide(store: Any, update_on_kvstore: bool | None) -> bool:

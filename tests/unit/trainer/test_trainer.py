@@ -172,6 +172,27 @@ def test_a_given_store_stays_open() -> None:
         kv.wait()
 
 
+@pytest.mark.parametrize("on_store", [True, False])
+def test_a_second_trainer_needs_a_store_of_its_own(on_store: bool) -> None:
+    with ncclkv.create("local") as kv:
+        weight = np.zeros(1)
+        first = [("a", weight, np.ones(1))]
+        trainer = ncclkv.Trainer(first, "sgd", {"learning_rate": 0.5}, kv, None, on_store)
+        with pytest.raises(UsageError, match=r"the store already has the keys 'a', .*of its own"):
+            ncclkv.Trainer({"b": np.zeros(1)}, "sgd", {"learning_rate": 0.125}, kv)
+        trainer.step(1)
+        assert weight[0] == -0.5
+
+
+def test_a_store_with_an_optimizer_is_refused() -> None:
+    with ncclkv.create("local") as kv:
+        assert kv.optimizer is None
+        kv.set_optimizer(sgd := SGD())
+        with pytest.raises(UsageError, match=r"the store already has an optimizer, perhaps of an"):
+            ncclkv.Trainer({"b": np.zeros(1)}, "sgd", kvstore=kv)
+        assert kv.optimizer is sgd
+
+
 def test_a_parameter_without_a_gradient_can_be_left_out() -> None:
     weights = {"a": np.zeros(1), "b": np.zeros(1)}
     with ncclkv.create("local", missing="zeros") as kv:
