@@ -215,6 +215,12 @@ class FusedRule(Rule):
                 states[each.name][...] = 0
         self.set_count(slot, 0)
 
+    def follow(self, slot: Slot) -> None:
+        lo, hi = self.part(slot)
+        master = self.states(slot).get(MASTER.name)
+        if master is not None:
+            self._kernels.unpack(slot.weight[lo:hi], master)
+
     def states(self, slot: Slot) -> dict[str, Array]:
         part = self._parts.get(slot.state.bucket.index)
         if part is None:

@@ -101,6 +101,9 @@ class Rule:
     def reset(self, slot: Slot) -> None:
         """Reset the states of a key."""
 
+    def follow(self, slot: Slot) -> None:
+        """Set the states that are copies of a key's value, after the value was replaced."""
+
     def states(self, slot: Slot) -> dict[str, Array]:
         """Return the states of a key by name: flat views of this rank's part, to read or write."""
         return {}

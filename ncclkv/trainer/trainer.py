@@ -17,6 +17,7 @@ from ncclkv.store.backends import ALONE
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import KVStoreBase
+from ncclkv.trainer.copies import Copies
 from ncclkv.trainer.local_updates import LocalUpdates
 from ncclkv.trainer.parameters import Parameters
 
@@ -24,7 +25,9 @@ from ncclkv.trainer.parameters import Parameters
 class Trainer:
     """Sums gradients over all ranks and updates parameters in place; names are Gluon's.
 
-    At its creation, a collective call, all parameters take rank 0's values.
+    At its creation, a collective call, all parameters take rank 0's values.  The first step, or
+    `load_states` before it, takes rank 0's values again if a rank has changed a parameter since.
+    So a program may load parameters after it has created the trainer, and then states.
 
     ==========================  ===============================  =================================
     ``kvstore``                 ``update_on_kvstore=None``       updates
@@ -97,6 +100,7 @@ class Trainer:
         update_on_kvstore: bool | None = None,
     ) -> None:
         self._params = Parameters(params)
+        self._copies: Copies | None = None
         self.grads = self._params.grads
         self.optimizer = _optimizer(optimizer, optimizer_params)
         self._scale = self.optimizer.rescale_grad
@@ -121,7 +125,15 @@ class Trainer:
             store.set_gradient_compression(compression_params)
         if self.update_on_kvstore:
             store.set_optimizer(self.optimizer)
-        store.broadcast(params.names, params.values, params.values)
+        if isinstance(store, KVStore):
+            self._copies = Copies(store, params.names, params.values)
+        else:
+            store.broadcast(params.names, params.values, params.values)
+
+    def _start(self) -> None:
+        """Take parameters that were loaded before the first step; collective."""
+        if self._copies is not None:
+            self._copies.start()
 
     # Steps
 
@@ -142,6 +154,7 @@ class Trainer:
             When a parameter has no gradient.
         """
         names, gradients, values = self._begin(batch_size, ignore_stale_grad)
+        self._start()
         if self.update_on_kvstore:
             self.kvstore.pushpull(names, gradients, out=values)
         else:
@@ -161,6 +174,7 @@ class Trainer:
         """
         self._refuse_on_store("allreduce_grads")
         names, gradients, _ = self._params.gradients(ignore_missing=False)
+        self._start()
         self._reduce(names, gradients)
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
@@ -259,6 +273,7 @@ class Trainer:
         CheckpointError
             When the directory holds no such states.
         """
+        self._start()
         if self._local is None:
             self.kvstore.load_optimizer_states(fname)
         else:

@@ -276,6 +276,75 @@ def test_states_continue_as_if_not_interrupted(on_store: bool, tmp_path: Path) -
         np.testing.assert_array_equal(whole, resumed)
 
 
+@pytest.mark.parametrize("loads", ["all ranks", "rank 0"])
+@pytest.mark.parametrize("on_store", [True, False])
+def test_parameters_are_loaded_after_the_trainer_and_before_its_states(
+    on_store: bool, loads: str, tmp_path: Path
+) -> None:
+    """MXNet's order of a resume: Trainer, load_parameters, load_states."""
+
+    def trainer_of(weight: Any, kv: Any) -> ncclkv.Trainer:
+        sgd, params = SGD(learning_rate=0.5, momentum=0.5), [("w", weight, np.ones(2))]
+        return ncclkv.Trainer(params, sgd, kvstore=kv, update_on_kvstore=on_store)
+
+    def work() -> list[float]:
+        weight, resumed = np.zeros(2), np.full(2, 9.0)
+        with ncclkv.create("threads") as kv:
+            trainer = trainer_of(weight, kv)
+            trainer.step(2)
+            trainer.save_states(tmp_path)
+        with ncclkv.create("threads") as kv:
+            trainer = trainer_of(resumed, kv)
+            if loads == "all ranks" or kv.rank == 0:
+                resumed[:] = weight
+            trainer.load_states(tmp_path)
+            trainer.step(2)
+        return [float(weight[0]), *resumed.tolist()]
+
+    step = momentum_steps([1.0], 0.5), *[momentum_steps([1.0, 1.0], 0.5)] * 2
+    assert run_ranks(2, work) == [list(step)] * 2
+
+
+def test_parameters_loaded_before_the_first_step_are_trained() -> None:
+    def work() -> float:
+        weight = np.full(2, 5.0)
+        with ncclkv.Trainer([("w", weight, np.ones(2))], "sgd", {"learning_rate": 0.5}) as trainer:
+            weight[:] = 1
+            trainer.step(trainer.kvstore.num_workers)
+        return float(weight[0])
+
+    assert work() == 0.5
+
+
+def test_a_checkpoint_loaded_into_the_store_stays(tmp_path: Path) -> None:
+    for resume in (False, True):
+        weight = np.zeros(1)
+        with ncclkv.create("local") as kv:
+            sgd, params = SGD(learning_rate=0.5, momentum=0.5), [("w", weight, np.ones(1))]
+            trainer = ncclkv.Trainer(params, sgd, kvstore=kv)
+            if resume:
+                kv.load(tmp_path)
+                kv.pull("w", out=weight)
+            trainer.step(1)
+            kv.save(tmp_path, step=1)
+    assert weight[0] == momentum_steps([1.0, 1.0], 0.5)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_first_step_in_a_block_takes_no_loaded_values(changed: bool) -> None:
+    weight = np.full(1, 5.0)
+    with ncclkv.create("local") as kv:
+        trainer = ncclkv.Trainer([("w", weight, np.ones(1))], "sgd", {"learning_rate": 0.5}, kv)
+        weight += changed
+        with kv.uneven():
+            if changed:
+                with pytest.raises(UsageError, match=r"in a block, and parameter 'w' was changed"):
+                    trainer.step(1)
+            else:
+                trainer.step(1)
+    assert weight[0] == (6 if changed else 4.5)
+
+
 @pytest.mark.parametrize("on_store", [True, False])
 def test_a_torch_module_is_trained_as_torch_does(on_store: bool) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
