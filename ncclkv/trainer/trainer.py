@@ -29,6 +29,11 @@ class Trainer:
     `load_states` before it, takes rank 0's values again if a rank has changed a parameter since.
     So a program may load parameters after it has created the trainer, and then states.
 
+    With updates on the store, a program that changes parameters between steps (clipping, averages
+    of weights, new values) calls `reset_values` after the change.  Else the next step raises
+    `UsageError`, because the store would restore its own values.  The comparison reads each
+    parameter in host memory once a step.
+
     ==========================  ===============================  =================================
     ``kvstore``                 ``update_on_kvstore=None``       updates
     ==========================  ===============================  =================================
@@ -151,16 +156,56 @@ class Trainer:
         Raises
         ------
         UsageError
-            When a parameter has no gradient.
+            When a parameter has no gradient; when the program has changed a parameter that the
+            store updates, without a call of `reset_values`.  A change of a tensor on a GPU through
+            its ``.data`` is not found.
         """
         names, gradients, values = self._begin(batch_size, ignore_stale_grad)
         self._start()
         if self.update_on_kvstore:
-            self.kvstore.pushpull(names, gradients, out=values)
+            self._step_on_store(names, gradients, values)
         else:
             self._reduce(names, gradients)
             self._update(names, gradients, values)
         self._params.clear()
+
+    def _step_on_store(self, names: list[str], gradients: list[Any], values: list[Any]) -> None:
+        """Sum gradients and update values on the store; refuse changes that would be lost."""
+        if self._copies is not None:
+            self._copies.check(names, values)
+        self.kvstore.pushpull(names, gradients, out=values)
+        if self._copies is not None:
+            self._copies.note(names, values)
+
+    def reset_values(self) -> None:
+        """Take values that the program has given to parameters; collective.
+
+        All ranks, and the store, get rank 0's values of all parameters.  The optimizer's states
+        stay; master copies of 16-bit parameters get the new values.
+
+        Raises
+        ------
+        UsageError
+            When the store is in a block, such as ``uneven``.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> weight = np.ones(2)
+        >>> with ncclkv.create("local") as kv:
+        ...     trainer = ncclkv.Trainer({"w": weight}, "sgd", {"learning_rate": 0.5}, kvstore=kv)
+        ...     for _ in range(2):
+        ...         trainer.grads["w"] = np.array([1.0, -1.0])
+        ...         trainer.step(1)
+        ...         np.clip(weight, -1, 1, out=weight)
+        ...         trainer.reset_values()
+        array([0.5, 1. ])
+        array([0., 1.])
+        """
+        if self._copies is not None:
+            self._copies.reset()
+        elif self.kvstore is not None:
+            self.kvstore.broadcast(self._params.names, self._params.values, self._params.values)
 
     def allreduce_grads(self) -> None:
         """Sum gradients over all ranks, in place; collective.

@@ -345,6 +345,82 @@ def test_a_first_step_in_a_block_takes_no_loaded_values(changed: bool) -> None:
     assert weight[0] == (6 if changed else 4.5)
 
 
+@pytest.mark.parametrize("update_on", ["every_rank", "root", "sharded"])
+def test_a_changed_parameter_is_refused_until_the_store_takes_it(update_on: Any) -> None:
+    def work() -> list[float]:
+        weight, untouched = np.full(4, 5.0), np.full(3, np.nan)
+        with ncclkv.create("threads", update_on=update_on) as kv:
+            sgd = SGD(learning_rate=0.5, momentum=0.5)
+            params = [("w", weight, np.ones(4)), ("n", untouched, np.ones(3))]
+            trainer = ncclkv.Trainer(params, sgd, kvstore=kv)
+            trainer.step(2)
+            weight[-1] = 1
+            with pytest.raises(UsageError, match=r"was changed.*reset_values.*_on_kvstore=F"):
+                trainer.step(2)
+            weight[:] = 1 if kv.rank == 0 else 2
+            trainer.reset_values()
+            trainer.step(2)
+            trainer.step(2)
+        return weight.tolist()
+
+    # The momentum of the first step stays.
+    steps = momentum_steps([1.0, 1.0, 1.0], 0.5) - momentum_steps([1.0], 0.5)
+    assert run_ranks(2, work) == [[1 + steps] * 4] * 2
+
+
+@pytest.mark.parametrize("change", ["data", "no_grad", "replaced", "view"])
+def test_a_changed_tensor_is_refused(change: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    weight = torch.nn.Parameter(torch.full((2, 3), 5.0))
+    with ncclkv.create("local") as kv:
+        trainer = ncclkv.Trainer([("w", weight)], "sgd", {"learning_rate": 0.5}, kv)
+        for step in range(3):
+            if step == 1 and change == "data":
+                weight.data.clamp_(-1, 1)
+            elif step == 1 and change == "no_grad":
+                with torch.no_grad():
+                    weight.clamp_(-1, 1)
+            elif step == 1 and change == "replaced":
+                weight.data = torch.ones(2, 3)
+            elif step == 1:
+                weight.detach().numpy()[0, 0] = 1
+            weight.grad = torch.ones(2, 3)
+            if step == 1:
+                with pytest.raises(UsageError, match=r"parameter 'w' was changed"):
+                    trainer.step(1)
+                trainer.reset_values()
+            trainer.step(1)
+    assert weight[0, 0].item() == 0
+
+
+def test_a_value_pulled_by_the_program_is_no_change() -> None:
+    weight = np.zeros((2, 2)).T
+    with ncclkv.create("local") as kv:
+        trainer = ncclkv.Trainer([("w", weight, np.ones((2, 2)))], "sgd", {}, kv)
+        trainer.step(1)
+        kv.reset("w", np.ones((2, 2)))
+        with pytest.raises(UsageError, match=r"after a load into the store: pull the parameters"):
+            trainer.step(1)
+        kv.pull("w", out=weight)
+        trainer.step(1)
+    assert weight[0, 0] == 0.99
+
+
+@pytest.mark.parametrize("kvstore", [None, "threads"])
+def test_values_updated_on_each_rank_may_change(kvstore: str | None) -> None:
+    weight = np.zeros(1)
+    params = [("w", weight, np.ones(1))]
+    with ncclkv.Trainer(
+        params, "sgd", {"learning_rate": 1.0}, kvstore, update_on_kvstore=False
+    ) as trainer:
+        for value in (3, 5):
+            weight[:] = value
+            trainer.step(1)
+            assert weight[0] == value - 1
+        trainer.reset_values()
+    assert weight[0] == 4
+
+
 @pytest.mark.parametrize("on_store", [True, False])
 def test_a_torch_module_is_trained_as_torch_does(on_store: bool) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
