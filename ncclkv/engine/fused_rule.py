@@ -169,6 +169,10 @@ class FusedRule(Rule):
         self.step()
         return self._steps.config
 
+    @property
+    def numbers(self) -> dict[str, Any]:
+        return self._steps.config
+
     def step_from(self, numbers: Mapping[str, Any], pushes: Iterable[Pushed]) -> Optimizer:
         number = self._number_of(pushes)
         step = self._steps.at(self._scheduled(number))

@@ -78,6 +78,11 @@ class Rule:
         """Return this rank's current hyperparameters as plain values."""
         return None
 
+    @property
+    def numbers(self) -> dict[str, Any] | None:
+        """The hyperparameters of the last step, the same object until it has others, or None."""
+        return None
+
     def step_from(self, numbers: Any, pushes: Iterable[Pushed]) -> Any:
         """Return a step of a flush of keys, with another rank's hyperparameters."""
         return None
