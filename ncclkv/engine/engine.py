@@ -167,15 +167,18 @@ class Engine:
         self._claim(slot.state)
         return slot.weight_view
 
-    def replace(self, values: Mapping[Key, Array]) -> None:
-        """Set values of keys, equal on every rank, and reset their optimizer states; collective."""
+    def replace(self, values: Mapping[Key, Array], *, reset_states: bool = True) -> None:
+        """Set values of keys, equal on every rank, and reset their optimizer states; collective.
+
+        Without `reset_states` only the states that follow the values are set.
+        """
         if states := self.layout.buckets(values):
             self.settle(states)
         for key, value in values.items():
             if key in self.layout:
                 slot = self.layout[key]
                 self.kernels.pack(value, slot.weight)
-                self.rule.reset(slot)
+                (self.rule.reset if reset_states else self.rule.follow)(slot)
             else:
                 self.layout.pending[key] = value
         self.rule.counts_set()

@@ -169,6 +169,10 @@ class FusedRule(Rule):
         self.step()
         return self._steps.config
 
+    @property
+    def numbers(self) -> dict[str, Any]:
+        return self._steps.config
+
     def step_from(self, numbers: Mapping[str, Any], pushes: Iterable[Pushed]) -> Optimizer:
         number = self._number_of(pushes)
         step = self._steps.at(self._scheduled(number))
@@ -214,6 +218,12 @@ class FusedRule(Rule):
             else:
                 states[each.name][...] = 0
         self.set_count(slot, 0)
+
+    def follow(self, slot: Slot) -> None:
+        lo, hi = self.part(slot)
+        master = self.states(slot).get(MASTER.name)
+        if master is not None:
+            self._kernels.unpack(slot.weight[lo:hi], master)
 
     def states(self, slot: Slot) -> dict[str, Array]:
         part = self._parts.get(slot.state.bucket.index)

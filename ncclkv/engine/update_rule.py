@@ -78,6 +78,11 @@ class Rule:
         """Return this rank's current hyperparameters as plain values."""
         return None
 
+    @property
+    def numbers(self) -> dict[str, Any] | None:
+        """The hyperparameters of the last step, the same object until it has others, or None."""
+        return None
+
     def step_from(self, numbers: Any, pushes: Iterable[Pushed]) -> Any:
         """Return a step of a flush of keys, with another rank's hyperparameters."""
         return None
@@ -100,6 +105,9 @@ class Rule:
 
     def reset(self, slot: Slot) -> None:
         """Reset the states of a key."""
+
+    def follow(self, slot: Slot) -> None:
+        """Set the states that are copies of a key's value, after the value was replaced."""
 
     def states(self, slot: Slot) -> dict[str, Array]:
         """Return the states of a key by name: flat views of this rank's part, to read or write."""

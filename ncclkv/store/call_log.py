@@ -8,9 +8,10 @@ carries.  The last calls, with their lines in the program, are kept by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from sys import _getframe
+from typing import Any
 from weakref import WeakMethod
 
 from ncclkv.comm.base import Communicator
@@ -18,6 +19,9 @@ from ncclkv.comm.diagnosis.call_log import LoggedKeys, call_site, user_frame
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.table import contract
 from ncclkv.table.registry import Key, Registry
+
+_MAX_LENGTH = 80
+"""Characters of the hyperparameters that a text shows."""
 
 
 class CallLog:
@@ -31,6 +35,8 @@ class CallLog:
         Whether ranks may push different keys; then pushes are not recorded.
     check : callable
         Called before each record if `missing_zeros`; refuses hyperparameters that cannot be sent.
+    numbers : callable
+        Returns the hyperparameters of the last push, the same object until they change; or None.
 
     Attributes
     ----------
@@ -44,12 +50,15 @@ class CallLog:
         comm: Communicator,
         registry: Registry,
         check: Callable[[], object],
+        numbers: Callable[[], Mapping[str, Any] | None],
         *,
         missing_zeros: bool,
     ) -> None:
         self.disabled = comm.calls is None
         self._missing_zeros = missing_zeros
         self._check = check
+        self._numbers = numbers
+        self._agreed: Mapping[str, Any] | None = None
         self._digest = comm.digest
         self._registry = registry
         if comm.calls is not None:
@@ -105,6 +114,8 @@ class CallLog:
             self._check()
             pushed = ()
         logged = logged or LoggedKeys()
+        if pushed and self._numbers() is not self._agreed:
+            logged, arguments = self._with_numbers(logged, pushed, read, arguments)
         digest, log = self._digest, self._log
         last, following = logged.last, None
         if last is not None and logged.verb == verb and logged.priority == priority:
@@ -123,6 +134,32 @@ class CallLog:
             logged.last, logged.verb, logged.priority = call, verb, priority
             following = log.append(call, digest.value)
         digest.value = following
+
+    def agree_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Note hyperparameters that all ranks have compared."""
+        if self._numbers() is not None:
+            self._agreed = numbers
+
+    def _with_numbers(
+        self, logged: LoggedKeys, pushed: Collection[Key], read: Sequence[Key], arguments: str
+    ) -> tuple[LoggedKeys, str]:
+        """Add hyperparameters that have changed since the last push to a call.
+
+        Ranks with other numbers would update other values; so the call's code has the numbers.
+        """
+        found, before = self._numbers(), self._agreed or {}
+        self._agreed = found
+        if found is None:
+            return logged, arguments
+        names = dict.fromkeys([*before, *found])
+        changed = [name for name in names if before.get(name) != found.get(name)]
+        if not changed:
+            return logged, arguments
+        text = ", ".join(f"{name}={found.get(name)}" for name in changed)
+        code = self._code(logged, pushed, read) + contract.text_code(text)
+        shown = text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}..."
+        described = ", ".join(each for each in (arguments, f"optimizer: {shown}") if each)
+        return LoggedKeys(code & contract.MASK), described
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.autotune import sizing
@@ -90,7 +91,13 @@ def open_context(name: str, comm: Communicator, options: Options) -> Context:
         with session.checks:
             engine.rule.step()
 
-    calls = CallLog(comm, engine.layout.registry, check, missing_zeros=missing_zeros)
+    # With `update_on="root"` only the root's numbers count: a schedule may run there alone.
+    compares_numbers = placement.replicated or placement.divides
+
+    def numbers() -> dict[str, Any] | None:
+        return engine.updates.rule.numbers if compares_numbers else None
+
+    calls = CallLog(comm, engine.layout.registry, check, numbers, missing_zeros=missing_zeros)
     memory_check = MemoryCheck(comm, engine.layout, session.checks)
     verify = None
     if options.verify_every and comm.size > 1:

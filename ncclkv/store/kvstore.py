@@ -111,7 +111,9 @@ are ints, such as 3; use one kind
         """
         self._registration.initialize(key, value, op)
 
-    def reset(self, key: KeyLike | Keys[KeyT], value: ValueLike | Values) -> None:
+    def reset(
+        self, key: KeyLike | Keys[KeyT], value: ValueLike | Values, *, reset_states: bool = True
+    ) -> None:
         """Replace values by rank 0's, and clear an optimizer's state of them; collective.
 
         Parameters
@@ -119,13 +121,16 @@ are ints, such as 3; use one kind
         key : int or str, or list of them
         value : array, or list of arrays
             One array for each key, of the key's shape and dtype; or a number, as for `push`.
+        reset_states : bool
+            Whether the optimizer's states and counts of the keys begin anew.  If not, only the
+            master copies of 16-bit weights take the new values.
 
         Raises
         ------
         KeyNotInitialized, ShapeMismatch, DTypeMismatch
             Before anything changes.
         """
-        self._registration.replace_values(key, value)
+        self._registration.replace_values(key, value, reset_states=reset_states)
 
     def broadcast(
         self,
@@ -981,6 +986,11 @@ are ints, such as 3; use one kind
     def update_on(self) -> str:
         """The ranks that run updaters: ``"every rank"``, or one, such as ``"rank 0"``."""
         return self._context.engine.placement.owner
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer that `set_optimizer` or `load` has set, or None."""
+        return self._updaters.optimizer
 
     @property
     def repaired(self) -> int:

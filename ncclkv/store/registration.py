@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ncclkv.arguments import check_known
+from ncclkv.arguments import check_flag, check_known
 from ncclkv.comm.types import OPS
 from ncclkv.engine.bucket_state import Array
 from ncclkv.errors import KeyTypeMismatch, UsageError
@@ -31,11 +31,14 @@ class Assignment:
         The values of the new keys.
     replaced : dict of ndarray by key
         New values of keys that the store has.
+    reset_states : bool
+        Whether the optimizer's states of these keys begin anew.
     """
 
     specs: list[KeySpec]
     first: list[Array]
     replaced: dict[Key, Array]
+    reset_states: bool = True
 
 
 class Registration(Component):
@@ -50,12 +53,16 @@ class Registration(Component):
                 "init", lambda: self.check_values("init", single("init", key, value), [], op)
             )
 
-    def replace_values(self, key: Any, value: Any) -> None:
+    def replace_values(self, key: Any, value: Any, *, reset_states: Any) -> None:
         """Replace the values of keys that the store has."""
+
+        def make() -> Assignment:
+            resets = check_flag("reset: reset_states", reset_states)
+            made = self.check_values("reset", [], single("reset", key, value))
+            return replace(made, reset_states=resets)
+
         with self._session.verb("reset"):
-            self.assign(
-                "reset", lambda: self.check_values("reset", [], single("reset", key, value))
-            )
+            self.assign("reset", make)
 
     def view_value(self, key: Any) -> Array:
         """Return a key's value as of the last flush, without a copy."""
@@ -117,7 +124,9 @@ class Registration(Component):
 
         def proposal() -> tuple[Assignment, list[str]]:
             made = make()
-            return made, [str(spec) for spec in made.specs] + [repr(name) for name in made.replaced]
+            kept = [] if made.reset_states else ["reset_states=False"]
+            names = [str(spec) for spec in made.specs] + [repr(name) for name in made.replaced]
+            return made, [*names, *kept]
 
         layout = self._engine.layout
         self._calls.record(verb)
@@ -127,7 +136,8 @@ class Registration(Component):
         values = from_rank(self._comm, [*mine.first, *mine.replaced.values()])
         layout.add(mine.specs, values[: len(mine.specs)])
         if mine.replaced:
-            self._engine.replace(dict(zip(mine.replaced, values[len(mine.specs) :], strict=True)))
+            replaced = dict(zip(mine.replaced, values[len(mine.specs) :], strict=True))
+            self._engine.replace(replaced, reset_states=mine.reset_states)
 
     def assign_slot(self, key: Key) -> None:
         """Give a key its slot in a local verb, in which a MemoryError breaks nothing."""

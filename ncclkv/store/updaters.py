@@ -15,10 +15,19 @@ from ncclkv.store.session import Session
 
 if TYPE_CHECKING:
     from ncclkv.engine.fused_rule import FusedRule
+    from ncclkv.optimizer.base import Optimizer
 
 
 class Updaters(Component):
     """Sets a function or an optimizer as the engine's update rule, the same on all ranks."""
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer in force; None if there is none, or a function."""
+        from ncclkv.optimizer.base import Optimizer
+
+        source: Any = self._engine.rule.source
+        return source if isinstance(source, Optimizer) else None
 
     # Verbs
 
@@ -32,18 +41,20 @@ class Updaters(Component):
         from ncclkv.engine.fused_rule import FusedRule  # a store that only sums needs none
 
         with self._session.verb("set_optimizer", raises=True):
-            before = self._engine.rule
+            before, config = self._engine.rule, {}
             again = before.source is optimizer and reset_states is False
 
             def make() -> tuple[Rule, list[str]]:
                 rule = self._fused_rule(optimizer)
-                config = [f"{name}={value}" for name, value in optimizer.config().items()]
+                config.update(optimizer.config())
+                items = [f"{name}={value}" for name, value in config.items()]
                 kept = None
                 if isinstance(before, FusedRule) and not check_flag("reset_states", reset_states):
                     kept = before.continued_by(optimizer, self._engine.layout.states)
-                return kept or rule, [*config, f"its state is kept: {kept is not None}"]
+                return kept or rule, [*items, f"its state is kept: {kept is not None}"]
 
             self._use("set_optimizer", make, again=again)
+            self._calls.agree_numbers(config)
 
     def _use(
         self, verb: str, make: Callable[[], tuple[Rule, list[str]]], *, again: bool = False

@@ -49,7 +49,7 @@ class Parameters:
     Raises
     ------
     UsageError
-        When `given` holds no parameters, a name twice, or a name that is not a str.
+        When `given` holds no parameters, a name or an array twice, or a name that is not a str.
     """
 
     def __init__(self, given: Any) -> None:
@@ -64,6 +64,7 @@ class Parameters:
             )
         if twice := [name for name, count in Counter(self.names).items() if count > 1]:
             raise UsageError(f"params: {twice[0]!r} is the name of two parameters; rename one")
+        self._refuse_shared()
 
     def _parameter(self, item: Any) -> Parameter:
         """Return the parameter that an item of the program's parameters describes."""
@@ -81,6 +82,17 @@ class Parameters:
             return Parameter(name, value, lambda: value.grad)
         self.grads[name] = None
         return Parameter(name, value, lambda: self.grads[name])
+
+    def _refuse_shared(self) -> None:
+        """Refuse an array under two names: the update of a name would overwrite the other's."""
+        names: dict[Any, str] = {}
+        for name, value in zip(self.names, self.values, strict=True):
+            other = names.setdefault(_place(value), name)
+            if other != name:
+                raise UsageError(
+                    f"params: {other!r} and {name!r} are the same array; give it under one name, "
+                    f"with the sum of its gradients"
+                )
 
     def gradients(self, *, ignore_missing: bool) -> tuple[list[str], list[Any], list[Any]]:
         """Return names, gradients and values of the parameters that have a gradient.
@@ -117,6 +129,19 @@ class Parameters:
     def clear(self) -> None:
         """Forget the gradients that the program has assigned: each is used for one step."""
         self.grads.update(dict.fromkeys(self.grads))
+
+
+def _place(value: Any) -> Any:
+    """Return the address and shape of an array; an array without elements has its identity."""
+    interface: Any = None
+    if callable(getattr(value, "data_ptr", None)):  # torch's
+        address = value.data_ptr()
+    else:
+        for name in ("__array_interface__", "__cuda_array_interface__"):
+            interface = interface or getattr(value, name, None)
+        address = interface["data"][0] if interface else 0
+    shape = tuple(getattr(value, "shape", ()))
+    return (address, shape) if address and 0 not in shape else id(value)
 
 
 def _items(given: Any) -> Iterable[Any]:

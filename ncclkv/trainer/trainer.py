@@ -17,6 +17,7 @@ from ncclkv.store.backends import ALONE
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import KVStoreBase
+from ncclkv.trainer.copies import Copies
 from ncclkv.trainer.local_updates import LocalUpdates
 from ncclkv.trainer.parameters import Parameters
 
@@ -24,7 +25,14 @@ from ncclkv.trainer.parameters import Parameters
 class Trainer:
     """Sums gradients over all ranks and updates parameters in place; names are Gluon's.
 
-    At its creation, a collective call, all parameters take rank 0's values.
+    At its creation, a collective call, all parameters take rank 0's values.  The first step, or
+    `load_states` before it, takes rank 0's values again if a rank has changed a parameter since.
+    So a program may load parameters after it has created the trainer, and then states.
+
+    With updates on the store, a program that changes parameters between steps (clipping, averages
+    of weights, new values) calls `reset_values` after the change.  Else the next step raises
+    `UsageError`, because the store would restore its own values.  The comparison reads each
+    parameter in host memory once a step.
 
     ==========================  ===============================  =================================
     ``kvstore``                 ``update_on_kvstore=None``       updates
@@ -49,8 +57,8 @@ class Trainer:
     optimizer_params : dict, optional
         Arguments of the named optimizer.
     kvstore : str, KVStore or None
-        A name for `ncclkv.create`, a store, or None.  A trainer closes only a store that it has
-        created.
+        A name for `ncclkv.create`, a store without keys and optimizer, or None.  A trainer closes
+        only a store that it has created.
     compression_params : dict, optional
         Passed to ``set_gradient_compression`` of the store.
     update_on_kvstore : bool, optional
@@ -69,7 +77,7 @@ class Trainer:
     Raises
     ------
     UsageError
-        When an argument is refused.
+        When an argument is refused, such as a store with keys: each trainer needs its own store.
     NotSupported
         When the store lacks what `compression_params` or `update_on_kvstore` ask for.
     LaunchError
@@ -97,6 +105,7 @@ class Trainer:
         update_on_kvstore: bool | None = None,
     ) -> None:
         self._params = Parameters(params)
+        self._copies: Copies | None = None
         self.grads = self._params.grads
         self.optimizer = _optimizer(optimizer, optimizer_params)
         self._scale = self.optimizer.rescale_grad
@@ -121,7 +130,15 @@ class Trainer:
             store.set_gradient_compression(compression_params)
         if self.update_on_kvstore:
             store.set_optimizer(self.optimizer)
-        store.broadcast(params.names, params.values, params.values)
+        if isinstance(store, KVStore):
+            self._copies = Copies(store, params.names, params.values)
+        else:
+            store.broadcast(params.names, params.values, params.values)
+
+    def _start(self) -> None:
+        """Take parameters that were loaded before the first step; collective."""
+        if self._copies is not None:
+            self._copies.start()
 
     # Steps
 
@@ -139,15 +156,56 @@ class Trainer:
         Raises
         ------
         UsageError
-            When a parameter has no gradient.
+            When a parameter has no gradient; when the program has changed a parameter that the
+            store updates, without a call of `reset_values`.  A change of a tensor on a GPU through
+            its ``.data`` is not found.
         """
         names, gradients, values = self._begin(batch_size, ignore_stale_grad)
+        self._start()
         if self.update_on_kvstore:
-            self.kvstore.pushpull(names, gradients, out=values)
+            self._step_on_store(names, gradients, values)
         else:
             self._reduce(names, gradients)
             self._update(names, gradients, values)
         self._params.clear()
+
+    def _step_on_store(self, names: list[str], gradients: list[Any], values: list[Any]) -> None:
+        """Sum gradients and update values on the store; refuse changes that would be lost."""
+        if self._copies is not None:
+            self._copies.check(names, values)
+        self.kvstore.pushpull(names, gradients, out=values)
+        if self._copies is not None:
+            self._copies.note(names, values)
+
+    def reset_values(self) -> None:
+        """Take values that the program has given to parameters; collective.
+
+        All ranks, and the store, get rank 0's values of all parameters.  The optimizer's states
+        stay; master copies of 16-bit parameters get the new values.
+
+        Raises
+        ------
+        UsageError
+            When the store is in a block, such as ``uneven``.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> weight = np.ones(2)
+        >>> with ncclkv.create("local") as kv:
+        ...     trainer = ncclkv.Trainer({"w": weight}, "sgd", {"learning_rate": 0.5}, kvstore=kv)
+        ...     for _ in range(2):
+        ...         trainer.grads["w"] = np.array([1.0, -1.0])
+        ...         trainer.step(1)
+        ...         np.clip(weight, -1, 1, out=weight)
+        ...         trainer.reset_values()
+        array([0.5, 1. ])
+        array([0., 1.])
+        """
+        if self._copies is not None:
+            self._copies.reset()
+        elif self.kvstore is not None:
+            self.kvstore.broadcast(self._params.names, self._params.values, self._params.values)
 
     def allreduce_grads(self) -> None:
         """Sum gradients over all ranks, in place; collective.
@@ -161,6 +219,7 @@ class Trainer:
         """
         self._refuse_on_store("allreduce_grads")
         names, gradients, _ = self._params.gradients(ignore_missing=False)
+        self._start()
         self._reduce(names, gradients)
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
@@ -259,6 +318,7 @@ class Trainer:
         CheckpointError
             When the directory holds no such states.
         """
+        self._start()
         if self._local is None:
             self.kvstore.load_optimizer_states(fname)
         else:
@@ -296,11 +356,25 @@ def _optimizer(given: Any, arguments: Mapping[str, Any] | None) -> Optimizer:
 
 def _store(given: Any, update_on_kvstore: bool | None) -> Any:
     """Return the store of the trainer, or None."""
-    if given is None or isinstance(given, (KVStore, KVStoreBase)):
+    if isinstance(given, KVStore):
+        _refuse_used(given)
+    if given is None or isinstance(given, KVStoreBase):
         return given
     if isinstance(given, str) and given.lower() in ALONE and not update_on_kvstore:
         return None
     return create(given)
+
+
+def _refuse_used(store: KVStore) -> None:
+    """Refuse a store whose keys or optimizer the trainer would replace."""
+    found = f"the keys {store.keys()[0]!r}, ..." if store.keys() else ""
+    if store.optimizer is not None:
+        found = f"{found} and an optimizer" if found else "an optimizer"
+    if found:
+        raise UsageError(
+            f"Trainer: the store already has {found}, perhaps of another Trainer; give each "
+            f"Trainer a store of its own, made by ncclkv.create"
+        )
 
 
 def _decide(store: Any, update_on_kvstore: bool | None) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ncclkv.optimizer as optimizer
-from ncclkv.errors import ContractError, SpecMismatch, UsageError
+from ncclkv.errors import ContractError, OrderMismatch, SpecMismatch, UsageError
 from tests.conformance.expect import check_words, full, intact, probed, pulled, same, total
 from tests.conformance.registry import SEVERAL, case
 from tests.conformance.stores import Stores
@@ -155,6 +155,54 @@ def optimizers(create: Stores) -> None:
     assert time.monotonic() - begin < SECONDS
     check_words(caught.value, "0.5", "0.25", "learning_rate")
     kv.close()
+
+
+@case(sizes=SEVERAL)
+def numbers_of_the_optimizer_in_a_later_push(create: Stores) -> None:
+    for update_on in ("every_rank", "sharded"):
+        for verb in ("push", "pushpull", "group", "overlap"):
+            kv = create(update_on=update_on)
+            kv.init(["a", "b"], [full(0), full(0)])
+            sgd = optimizer.SGD(learning_rate=0.5)
+            kv.set_optimizer(sgd)
+            _push_by("push", kv)
+            sgd.learning_rate = 0.25  # on all ranks
+            _push_by(verb, kv)
+            sgd.learning_rate = 0.25
+            same(pulled(kv, "a"), -0.75 * kv.num_workers)
+            if kv.rank == 1:
+                sgd.learning_rate, sgd.wd = 0.125, 0.0625
+            with pytest.raises(OrderMismatch) as caught:
+                _push_by(verb, kv)
+            check_words(caught.value, "rank 1 called", "learning_rate=0.125, wd=0.0625")
+            kv.close()
+
+
+def _push_by(verb: str, kv: Any) -> None:
+    """Push two keys by a verb, and pull them."""
+    keys, outs = ["a", "b"], [full(0), full(0)]
+    if verb == "pushpull":
+        kv.pushpull(keys, [full(1), full(1)], out=outs)
+        return
+    if verb == "push":
+        kv.push(keys, [full(1), full(1)])
+    else:
+        with kv.group() if verb == "group" else kv.overlap():
+            kv.push("b", full(1))
+            kv.push("a", full(1))
+    kv.pull(keys, out=outs)
+
+
+@case(sizes=SEVERAL)
+def numbers_of_ranks_that_do_not_update(create: Stores) -> None:
+    kv = create(update_on="root")
+    kv.init(["a", "b"], [full(0), full(0)])
+    sgd = optimizer.SGD(learning_rate=0.5)
+    kv.set_optimizer(sgd)
+    if kv.rank == 0:
+        sgd.learning_rate = 0.25
+    _push_by("push", kv)
+    same(pulled(kv, "a"), -0.25 * kv.num_workers)
 
 
 @case(sizes=SEVERAL)

@@ -53,6 +53,32 @@ def reset_drops_the_momentum_of_that_key(create: Stores) -> None:
 
 
 @case()
+def a_reset_of_the_value_alone_keeps_momentum_and_counts(create: Stores) -> None:
+    kv = create()
+    kv.init("a", full(0))
+    halving = optimizer.FactorScheduler(step=1, factor=0.5, base_lr=0.5)
+    sgd = optimizer.SGD(momentum=0.5, lr_scheduler=halving)
+    kv.set_optimizer(sgd)
+    kv.push("a", full(1))
+    kv.reset("a", full(7), reset_states=False)
+    kv.push("a", full(1))
+    # m: -1/2, then -1/4 - 1/4.
+    same(pulled(kv, "a"), 7 - 0.5 * kv.num_workers)
+    assert sgd.num_update == 2
+
+
+@case()
+def a_reset_of_the_value_alone_replaces_master_copies(create: Stores) -> None:
+    kv = create()
+    kv.init("a", full(0).astype(np.float16))
+    kv.set_optimizer(optimizer.SGD(learning_rate=0.5, momentum=0.5, multi_precision=True))
+    kv.push("a", full(1).astype(np.float16))
+    kv.reset("a", full(7).astype(np.float16), reset_states=False)
+    kv.push("a", full(1).astype(np.float16))
+    same(pulled(kv, "a", full(0).astype(np.float16)), 7 - 0.75 * kv.num_workers)
+
+
+@case()
 def what_is_no_optimizer_is_refused(create: Stores) -> None:
     kv = probed(create)
     for wrong, words in (("adam", "a str"), (optimizer.Adam, "the class Adam")):

@@ -131,3 +131,21 @@ def _step_of_other_parameters() -> None:
             trainer.grads["b"] = np.ones(2)
         trainer.step(1, ignore_stale_grad=True)
         kv.barrier()
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize("update_on", ["every_rank", "sharded"])
+def test_other_batch_sizes_on_a_rank_are_a_mismatch(
+    comm_world: MPI.Intracomm, update_on: Any
+) -> None:
+    if comm_world.Get_size() == 1:
+        pytest.skip("one rank has nobody to differ from")
+    with pytest.raises(OrderMismatch, match=r"rank 0 called .*rescale_grad=0.25.*rescale_grad=0.2"):
+        _step_of_other_batch_sizes(update_on)
+
+
+def _step_of_other_batch_sizes(update_on: Any) -> None:
+    """Take a step in which each rank has its own batch size."""
+    with ncclkv.create("dist_sync", update_on=update_on) as kv:
+        trainer = ncclkv.Trainer([("a", np.zeros(2), np.ones(2))], "sgd", kvstore=kv)
+        trainer.step(4 + kv.rank)

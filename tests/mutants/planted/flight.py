@@ -169,8 +169,8 @@ MUTANTS = (
     Mutant(
         name="graphs-after-destroy",
         file=LIFETIME,
-        old="            self.binding.destroy(self._end())\n",
-        new="            self.binding.destroy(self.handle)\n            self._end()\n",
+        old="            self.binding.destroy(self._end(), look)\n",
+        new="            self.binding.destroy(self.handle, look)\n            self._end()\n",
         why="NCCL waits for ever for graphs that are freed afterwards",
         tests=(Selection("2", "nccl/test_capture_ends.py", "close_frees and every_rank"),),
     ),

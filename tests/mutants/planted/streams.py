@@ -182,8 +182,8 @@ MUTANTS = (
     Mutant(
         name="pull-to-the-host-not-waited-for",
         file=STAGING,
-        old="slot.get(out=out.reshape(-1))",
-        new="slot.get(out=out.reshape(-1), blocking=False)",
+        old="slot.reshape(-1).get(out=out.reshape(-1))",
+        new="slot.reshape(-1).get(out=out.reshape(-1), blocking=False)",
         why="a pull into page-locked memory returns before the value is there",
         tests=(Selection("3b", "nccl/test_gpu_kernels.py", "page_locked"),),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, Selection
 
 BUFFERS = "ncclkv/torch/buffers.py"
+COPIES = "ncclkv/trainer/copies.py"
 DEVICES = "ncclkv/torch/devices.py"
 GRADIENTS = "ncclkv/torch/gradients.py"
 WRAPPER = "ncclkv/torch/data_parallel.py"
@@ -214,9 +215,9 @@ MUTANTS = (
     ),
     Mutant(
         name="trainer-starts-from-own-values",
-        file=TRAINER,
-        old="store.broadcast(params.names, params.values, params.values)\n",
-        new="store.broadcast(params.names, params.values, [v + 0 for v in params.values])\n",
+        file=COPIES,
+        old="store.broadcast(self._names, self._values, self._values)\n",
+        new="store.broadcast(self._names, self._values, [v + 0 for v in values])\n",
         why="ranks train different weights",
         tests=(Selection("0", "unit/trainer/test_trainer.py", "values_of_rank_0"),),
     ),

@@ -47,6 +47,7 @@ VERBS: dict[str, tuple[str, ...]] = {
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "init": ("op",),
+    "reset": ("reset_states",),
     "push": ("priority",),
     "pull": ("priority", "ignore_sparse", "local"),
     "pushpull": ("priority",),

@@ -73,6 +73,29 @@ def test_other_forms_are_refused(given: Any, text: str) -> None:
         Parameters(given)
 
 
+W = np.ones((2, 2))
+
+
+@pytest.mark.parametrize("other", [W, W[:], W.view()])
+def test_an_array_under_two_names_is_refused(other: Any) -> None:
+    with pytest.raises(UsageError, match=r"params: 'in' and 'out' are the same array; give it un"):
+        Parameters({"in": W, "between": np.ones(1), "out": other})
+
+
+def test_parts_of_an_array_and_empty_arrays_are_several_parameters() -> None:
+    none = np.zeros(0)
+    given = {"a": W[0], "b": W[1], "c": none, "d": none[:]}
+    assert Parameters(given).names == ["a", "b", "c", "d"]
+
+
+def test_tensors_of_one_storage_are_refused() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    weight = torch.nn.Parameter(torch.ones(2))
+    for other in (weight, torch.nn.Parameter(weight.detach())):
+        with pytest.raises(UsageError, match=r"params: 'in' and 'out' are the same array"):
+            Parameters([("in", weight), ("out", other)])
+
+
 def test_a_module_stands_for_its_trained_parameters() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))

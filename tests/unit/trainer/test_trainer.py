@@ -172,6 +172,27 @@ def test_a_given_store_stays_open() -> None:
         kv.wait()
 
 
+@pytest.mark.parametrize("on_store", [True, False])
+def test_a_second_trainer_needs_a_store_of_its_own(on_store: bool) -> None:
+    with ncclkv.create("local") as kv:
+        weight = np.zeros(1)
+        first = [("a", weight, np.ones(1))]
+        trainer = ncclkv.Trainer(first, "sgd", {"learning_rate": 0.5}, kv, None, on_store)
+        with pytest.raises(UsageError, match=r"the store already has the keys 'a', .*of its own"):
+            ncclkv.Trainer({"b": np.zeros(1)}, "sgd", {"learning_rate": 0.125}, kv)
+        trainer.step(1)
+        assert weight[0] == -0.5
+
+
+def test_a_store_with_an_optimizer_is_refused() -> None:
+    with ncclkv.create("local") as kv:
+        assert kv.optimizer is None
+        kv.set_optimizer(sgd := SGD())
+        with pytest.raises(UsageError, match=r"the store already has an optimizer, perhaps of an"):
+            ncclkv.Trainer({"b": np.zeros(1)}, "sgd", kvstore=kv)
+        assert kv.optimizer is sgd
+
+
 def test_a_parameter_without_a_gradient_can_be_left_out() -> None:
     weights = {"a": np.zeros(1), "b": np.zeros(1)}
     with ncclkv.create("local", missing="zeros") as kv:
@@ -253,6 +274,151 @@ def test_states_continue_as_if_not_interrupted(on_store: bool, tmp_path: Path) -
 
     for whole, resumed in run_ranks(2, work):
         np.testing.assert_array_equal(whole, resumed)
+
+
+@pytest.mark.parametrize("loads", ["all ranks", "rank 0"])
+@pytest.mark.parametrize("on_store", [True, False])
+def test_parameters_are_loaded_after_the_trainer_and_before_its_states(
+    on_store: bool, loads: str, tmp_path: Path
+) -> None:
+    """MXNet's order of a resume: Trainer, load_parameters, load_states."""
+
+    def trainer_of(weight: Any, kv: Any) -> ncclkv.Trainer:
+        sgd, params = SGD(learning_rate=0.5, momentum=0.5), [("w", weight, np.ones(2))]
+        return ncclkv.Trainer(params, sgd, kvstore=kv, update_on_kvstore=on_store)
+
+    def work() -> list[float]:
+        weight, resumed = np.zeros(2), np.full(2, 9.0)
+        with ncclkv.create("threads") as kv:
+            trainer = trainer_of(weight, kv)
+            trainer.step(2)
+            trainer.save_states(tmp_path)
+        with ncclkv.create("threads") as kv:
+            trainer = trainer_of(resumed, kv)
+            if loads == "all ranks" or kv.rank == 0:
+                resumed[:] = weight
+            trainer.load_states(tmp_path)
+            trainer.step(2)
+        return [float(weight[0]), *resumed.tolist()]
+
+    step = momentum_steps([1.0], 0.5), *[momentum_steps([1.0, 1.0], 0.5)] * 2
+    assert run_ranks(2, work) == [list(step)] * 2
+
+
+def test_parameters_loaded_before_the_first_step_are_trained() -> None:
+    def work() -> float:
+        weight = np.full(2, 5.0)
+        with ncclkv.Trainer([("w", weight, np.ones(2))], "sgd", {"learning_rate": 0.5}) as trainer:
+            weight[:] = 1
+            trainer.step(trainer.kvstore.num_workers)
+        return float(weight[0])
+
+    assert work() == 0.5
+
+
+def test_a_checkpoint_loaded_into_the_store_stays(tmp_path: Path) -> None:
+    for resume in (False, True):
+        weight = np.zeros(1)
+        with ncclkv.create("local") as kv:
+            sgd, params = SGD(learning_rate=0.5, momentum=0.5), [("w", weight, np.ones(1))]
+            trainer = ncclkv.Trainer(params, sgd, kvstore=kv)
+            if resume:
+                kv.load(tmp_path)
+                kv.pull("w", out=weight)
+            trainer.step(1)
+            kv.save(tmp_path, step=1)
+    assert weight[0] == momentum_steps([1.0, 1.0], 0.5)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_first_step_in_a_block_takes_no_loaded_values(changed: bool) -> None:
+    weight = np.full(1, 5.0)
+    with ncclkv.create("local") as kv:
+        trainer = ncclkv.Trainer([("w", weight, np.ones(1))], "sgd", {"learning_rate": 0.5}, kv)
+        weight += changed
+        with kv.uneven():
+            if changed:
+                with pytest.raises(UsageError, match=r"in a block, and parameter 'w' was changed"):
+                    trainer.step(1)
+            else:
+                trainer.step(1)
+    assert weight[0] == (6 if changed else 4.5)
+
+
+@pytest.mark.parametrize("update_on", ["every_rank", "root", "sharded"])
+def test_a_changed_parameter_is_refused_until_the_store_takes_it(update_on: Any) -> None:
+    def work() -> list[float]:
+        weight, untouched = np.full(4, 5.0), np.full(3, np.nan)
+        with ncclkv.create("threads", update_on=update_on) as kv:
+            sgd = SGD(learning_rate=0.5, momentum=0.5)
+            params = [("w", weight, np.ones(4)), ("n", untouched, np.ones(3))]
+            trainer = ncclkv.Trainer(params, sgd, kvstore=kv)
+            trainer.step(2)
+            weight[-1] = 1
+            with pytest.raises(UsageError, match=r"was changed.*reset_values.*_on_kvstore=F"):
+                trainer.step(2)
+            weight[:] = 1 if kv.rank == 0 else 2
+            trainer.reset_values()
+            trainer.step(2)
+            trainer.step(2)
+        return weight.tolist()
+
+    # The momentum of the first step stays.
+    steps = momentum_steps([1.0, 1.0, 1.0], 0.5) - momentum_steps([1.0], 0.5)
+    assert run_ranks(2, work) == [[1 + steps] * 4] * 2
+
+
+@pytest.mark.parametrize("change", ["data", "no_grad", "replaced", "view"])
+def test_a_changed_tensor_is_refused(change: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    weight = torch.nn.Parameter(torch.full((2, 3), 5.0))
+    with ncclkv.create("local") as kv:
+        trainer = ncclkv.Trainer([("w", weight)], "sgd", {"learning_rate": 0.5}, kv)
+        for step in range(3):
+            if step == 1 and change == "data":
+                weight.data.clamp_(-1, 1)
+            elif step == 1 and change == "no_grad":
+                with torch.no_grad():
+                    weight.clamp_(-1, 1)
+            elif step == 1 and change == "replaced":
+                weight.data = torch.ones(2, 3)
+            elif step == 1:
+                weight.detach().numpy()[0, 0] = 1
+            weight.grad = torch.ones(2, 3)
+            if step == 1:
+                with pytest.raises(UsageError, match=r"parameter 'w' was changed"):
+                    trainer.step(1)
+                trainer.reset_values()
+            trainer.step(1)
+    assert weight[0, 0].item() == 0
+
+
+def test_a_value_pulled_by_the_program_is_no_change() -> None:
+    weight = np.zeros((2, 2)).T
+    with ncclkv.create("local") as kv:
+        trainer = ncclkv.Trainer([("w", weight, np.ones((2, 2)))], "sgd", {}, kv)
+        trainer.step(1)
+        kv.reset("w", np.ones((2, 2)))
+        with pytest.raises(UsageError, match=r"after a load into the store: pull the parameters"):
+            trainer.step(1)
+        kv.pull("w", out=weight)
+        trainer.step(1)
+    assert weight[0, 0] == 0.99
+
+
+@pytest.mark.parametrize("kvstore", [None, "threads"])
+def test_values_updated_on_each_rank_may_change(kvstore: str | None) -> None:
+    weight = np.zeros(1)
+    params = [("w", weight, np.ones(1))]
+    with ncclkv.Trainer(
+        params, "sgd", {"learning_rate": 1.0}, kvstore, update_on_kvstore=False
+    ) as trainer:
+        for value in (3, 5):
+            weight[:] = value
+            trainer.step(1)
+            assert weight[0] == value - 1
+        trainer.reset_values()
+    assert weight[0] == 4
 
 
 @pytest.mark.parametrize("on_store", [True, False])
