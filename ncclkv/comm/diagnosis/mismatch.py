@@ -102,9 +102,12 @@ class CallComparison:
         Times of the last notice from each rank, by ``time.monotonic()``.
     roster : Roster or None
         The ranks' descriptions of themselves, where they exchanged them.
+    store : str
+        A name of the store, the same on all ranks; empty where they have agreed on none.
     """
 
     roster: Roster | None = None
+    store: str = ""
 
     def __init__(self, transport: Transport) -> None:
         self.recorder = FlightRecorder(transport.rank, {transport.rank: np.zeros(NBYTES, np.uint8)})

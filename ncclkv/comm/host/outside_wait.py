@@ -11,7 +11,7 @@ from contextlib import suppress
 from threading import get_ident
 
 from ncclkv.comm.backoff import Backoff
-from ncclkv.comm.diagnosis import dump, stall
+from ncclkv.comm.diagnosis import crossing, dump, stall
 from ncclkv.comm.diagnosis.mismatch import CallComparison, is_due
 from ncclkv.comm.diagnosis.reports import EVERYONE
 from ncclkv.comm.messages.progress import ProgressEngine, open_progress_engines
@@ -26,7 +26,7 @@ Awaited = Callable[[Transport], Sequence[int]]
 
 
 def poll_outside(
-    description: str, awaited: Awaited, *, rank: int, size: int, limit: float
+    description: str, awaited: Awaited, *, rank: int, size: int, limit: float, store: str = ""
 ) -> Generator[float, None, None]:
     """Yield the seconds waited before each poll of a wait outside any store, up to a limit.
 
@@ -40,6 +40,8 @@ def poll_outside(
         This rank among the awaited ranks and itself.
     limit : float
         Seconds that the wait may last.
+    store : str
+        The key of `crossing.creations` that counts such calls; empty without a key.
 
     Raises
     ------
@@ -58,7 +60,7 @@ def poll_outside(
             if is_due(waited, looks):
                 looks += 1
                 for progress in engines:
-                    _show(progress, description, awaited)
+                    _show(progress, description, awaited, store)
             if stall.is_due(waited, limit, lines):
                 lines += 1
                 if rank < _REPORTING_RANKS:
@@ -70,11 +72,12 @@ def poll_outside(
                 progress.calls.recorder.clear_other_wait()
 
 
-def _show(progress: ProgressEngine, description: str, awaited: Awaited) -> None:
+def _show(progress: ProgressEngine, description: str, awaited: Awaited, store: str) -> None:
     """Show the wait in an open store; raise the difference that its reports show."""
     calls = progress.calls
     with progress.lock:
-        progress.show_other_wait(description, _awaited_names(calls, awaited))
+        names = _awaited_names(calls, awaited)
+        progress.show_other_wait(description, names, store, crossing.creations[store])
         found = calls.compare_reports()
         if found is not None:
             progress.end(found)
