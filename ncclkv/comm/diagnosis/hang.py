@@ -9,7 +9,8 @@ from typing import Protocol
 
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.diagnosis import crossing, stall, waits
-from ncclkv.comm.diagnosis.mismatch import CallComparison, is_due
+from ncclkv.comm.diagnosis.looks import Looks
+from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.reports import describe_last_call, format_ranks
 from ncclkv.comm.transport import PeerFailed, Transport
 from ncclkv.errors import CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
@@ -43,16 +44,16 @@ class AwaitedWork(Protocol):
     Attributes
     ----------
     finished : bool
-    reports_requested : int
-        How often this wait has requested reports.
+    looks : Looks
+        The looks of this wait at the other ranks' calls.
     reported : int
-        Number of lines on stderr about this wait.
+        Number of lines that were due on stderr about this wait.
     call : int
         The number of the store's call that launched it; 0 outside a store.
     """
 
     finished: bool = False
-    reports_requested: int = 0
+    looks: Looks = Looks()
     reported: int = 0
     call: int = 0
 
@@ -138,13 +139,14 @@ class HangDetector:
 
     def _look(self, progress: Progress, work: AwaitedWork, waited: float) -> OrderMismatch | None:
         """Compare call histories; in a long wait, periodically request those of missing ranks."""
-        if not is_due(waited, work.reports_requested):
+        if not work.looks.is_due(waited):
             return None
         obstacle, calls = progress.obstacle(work), self._calls
         missing = obstacle.missing()
         calls.recorder.record_wait(missing, str(work), waited)
-        calls.request_reports(missing, work.reports_requested)
-        work.reports_requested += 1
+        if work.looks.is_request_due(waited):
+            calls.request_reports(missing)
+        work.looks = work.looks.next(waited)
         names = [report.name for rank in missing if (report := calls.report(rank))]
         mine = calls.report(self._transport.rank)
         description = mine.calls[-1].text if mine and mine.calls else str(work)
@@ -261,7 +263,7 @@ class HangDetector:
         """Write a line about a long wait, unless a lower rank of this node writes it."""
         if not stall.is_due(waited, limit, work.reported):
             return
-        work.reported += 1
+        work.reported = stall.lines_after(waited, limit)
         calls, rank, missing = self._calls, self._transport.rank, progress.missing(work)
         calls.recorder.record_wait(missing, str(work), waited)
         if waits.is_reported(calls, waited):

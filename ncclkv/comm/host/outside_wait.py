@@ -12,7 +12,8 @@ from threading import get_ident
 
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.diagnosis import crossing, dump, stall
-from ncclkv.comm.diagnosis.mismatch import CallComparison, is_due
+from ncclkv.comm.diagnosis.looks import Looks
+from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.reports import EVERYONE
 from ncclkv.comm.messages.progress import ProgressEngine, open_progress_engines
 from ncclkv.comm.transport import Transport
@@ -48,7 +49,7 @@ def poll_outside(
     OrderMismatch
         When an awaited rank waits for this rank in an open store.
     """
-    looks = lines = 0
+    looks, lines = Looks(), 0
     try:
         for waited in Backoff(limit):
             yield waited
@@ -57,17 +58,17 @@ def poll_outside(
                 # The next call of that store raises its failure.
                 with suppress(Exception), progress.lock:
                     progress.advance()
-            if is_due(waited, looks):
-                looks += 1
+            if looks.is_due(waited):
+                looks = looks.next(waited)
                 for progress in engines:
                     _show(progress, description, awaited, store)
             if stall.is_due(waited, limit, lines):
-                lines += 1
+                lines = stall.lines_after(waited, limit)
                 if rank < _REPORTING_RANKS:
                     missing = f"{description} waits for all ranks to call it"
                     stall.write_line(rank, size, missing, waited, limit, "")
     finally:
-        if looks:
+        if looks.made:
             for progress in open_progress_engines(get_ident()):
                 progress.calls.recorder.clear_other_wait()
 

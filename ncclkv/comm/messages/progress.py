@@ -200,7 +200,7 @@ class ProgressEngine:
             for other in self.siblings():
                 other.calls.recorder.retract_other_wait()
             raise
-        if work.reports_requested:
+        if work.looks.made:
             # After a failed wait the record stays: ranks that wait for this one read it.
             self.calls.recorder.clear_wait()
             for other in self.siblings():
@@ -249,7 +249,7 @@ class HostWork(Work, AwaitedWork):
         Set at the launch.
     finished : bool
         Whether it is complete on this rank.
-    reports_requested, reported, call : int
+    looks, reported, call
         As `AwaitedWork` has them.
     """
 
@@ -275,7 +275,7 @@ class HostWork(Work, AwaitedWork):
     def wait(self, timeout: float | None = None) -> None:
         if not self.finished:
             self.progress.advance()
-        if not self.finished or self.reports_requested:
+        if not self.finished or self.looks.made:
             self.progress.wait(self, timeout)
 
 
