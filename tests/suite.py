@@ -110,7 +110,7 @@ def suite() -> list[Run]:
         # Without root the runs on hosts print the reason, and test nothing.  Their ranks poll for
         # messages, and miss the deadlines of their tests if all runs that wait are beside them.
         Run("hosts", (*pytest, "--durations=20", "tests/hosts", *_ignored(HOSTS_WORK)), 600, 2),
-        Run("chaos", (*pytest, "tests/chaos"), 300),
+        Run("chaos", (*pytest, "tests/chaos"), 400),
         # Without CuPy these runs print the reason, and test the little that needs none.
         Run("nccl-cases", (*pytest, "--durations=20", *STAND_IN), 900),
         Run("nccl", (*pytest, "--durations=20", "tests/nccl", *_ignored(STAND_IN)), 900),

@@ -262,9 +262,15 @@ def append_call(page: memoryview, number: int, text: int, term: int, digest: int
     return (digest * _DIGEST_FACTOR + term) & MASK
 
 
+def read_count(page: memoryview) -> int:
+    """Return the number of calls of a page, which its rank may be writing to."""
+    (count,) = page[:_COUNT_BYTES].cast("q")
+    return int(count)
+
+
 def read_calls(page: memoryview, max_calls: int = CALLS) -> Iterator[RecordedCall]:
     """Yield the last calls of a page, which its rank may be writing to, the latest at the end."""
-    (count,) = page[:_COUNT_BYTES].cast("q")
+    count = read_count(page)
     now = monotonic_ns()
     lists = dict(_ITEMS.iter_unpack(page[_ITEMS_FROM:NBYTES]))
     for number in range(max(1, count - min(max_calls, CALLS - 1) + 1), count + 1):

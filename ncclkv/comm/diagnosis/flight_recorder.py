@@ -32,14 +32,19 @@ its stacks, its host."""
 _CLOSING = 0
 """Offset of the word that is 1 once the rank closes."""
 
-_OTHER_WAIT = struct.Struct("<q512s")
-"""Time at which this rank last showed a wait outside the store; its description and names."""
+# A native word is stored whole: a neighbour that reads a time twice finds each change.
+_OTHER_WAIT = struct.Struct("q16sq512s")
+"""Time at which this rank last showed a wait outside the store, or 0; the store that waits, the
+number of its call; the description and names."""
+
+_TIME = _NUMBER = struct.Struct("q")
 
 _WAIT = struct.Struct(f"<qqq{_MAX_RANKS}i160s")
 """Times at which the wait began and was last shown; the number of awaited ranks, the lowest of
 them, and the wait's description."""
 
 _OTHER_WAIT_FROM = _HEAD.size
+_NUMBER_FROM = _OTHER_WAIT_FROM + 24
 _WAIT_FROM = _OTHER_WAIT_FROM + _OTHER_WAIT.size
 _LOG_FROM = _WAIT_FROM + _WAIT.size
 NBYTES = _LOG_FROM + call_log.NBYTES
@@ -73,15 +78,24 @@ class FlightRecorder:
 
     # This rank
 
-    def record_other_wait(self, description: str, names: Sequence[str]) -> None:
-        """Show that this rank's thread now waits outside this store."""
+    def record_other_wait(
+        self, description: str, names: Sequence[str], store: str = "", number: int = 0
+    ) -> None:
+        """Show that this rank's thread now waits outside this store, as `OtherWait` has it."""
         shown = [description[:_TEXT_BYTES], *names[:_MAX_NAMES]]
         text = "\n".join(shown).encode(errors="replace")
-        _OTHER_WAIT.pack_into(self._own, _OTHER_WAIT_FROM, time.monotonic_ns(), text)
+        self.clear_other_wait()
+        # The time is stored last: no reader combines the parts of two waits.
+        _OTHER_WAIT.pack_into(self._own, _OTHER_WAIT_FROM, 0, store.encode(), number, text)
+        _TIME.pack_into(self._own, _OTHER_WAIT_FROM, time.monotonic_ns())
 
     def clear_other_wait(self) -> None:
         """Show no wait outside this store."""
-        _OTHER_WAIT.pack_into(self._own, _OTHER_WAIT_FROM, 0, b"")
+        _TIME.pack_into(self._own, _OTHER_WAIT_FROM, 0)
+
+    def retract_other_wait(self) -> None:
+        """Show that the wait outside this store has failed: its call no longer waits."""
+        _NUMBER.pack_into(self._own, _NUMBER_FROM, 0)
 
     def record_wait(self, ranks: Collection[int], description: str, waited: float) -> None:
         """Show that this rank has waited for `ranks` for `waited` seconds, and still waits."""
@@ -115,16 +129,20 @@ class FlightRecorder:
         _, pid, _, thread, _, host = _HEAD.unpack_from(page)
         name = f"{_decode(host)}/{pid}/{thread}"
         label = f"rank {rank} on {_decode(host)} (pid {pid})"
-        calls = list(call_log.read_calls(page[_LOG_FROM:NBYTES], max_calls))
-        return Report(name, label, calls, self._other_wait(page), self._wait(page))
+        # First the wait: a call made before the wait was shown is then always counted.
+        other_wait, log = self._other_wait(page), page[_LOG_FROM:NBYTES]
+        made, calls = call_log.read_count(log), list(call_log.read_calls(log, max_calls))
+        return Report(name, label, calls, other_wait, self._wait(page), made=made)
 
     def _other_wait(self, page: memoryview) -> OtherWait | None:
         """Return the wait outside the store that a page shows."""
-        when, text = _OTHER_WAIT.unpack_from(page, _OTHER_WAIT_FROM)
-        if not when:
+        when, store, number, text = _OTHER_WAIT.unpack_from(page, _OTHER_WAIT_FROM)
+        # The rank may be writing: a time that has changed meanwhile shows a mixture of two waits.
+        if not when or when != _OTHER_WAIT.unpack_from(page, _OTHER_WAIT_FROM)[0]:
             return None
         description, *names = _decode(text).split("\n")
-        return OtherWait((time.monotonic_ns() - when) / 1e9, description, names)
+        age = (time.monotonic_ns() - when) / 1e9
+        return OtherWait(age, description, names, _decode(store), number)
 
     def _wait(self, page: memoryview) -> Wait | None:
         """Return the wait that a page shows."""

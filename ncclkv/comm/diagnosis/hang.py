@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ncclkv.comm.backoff import Backoff
-from ncclkv.comm.diagnosis import stall, waits
-from ncclkv.comm.diagnosis.mismatch import LONG_SECONDS, CallComparison, is_due
-from ncclkv.comm.diagnosis.reports import EVERYONE, describe_last_call, format_ranks
+from ncclkv.comm.diagnosis import crossing, stall, waits
+from ncclkv.comm.diagnosis.looks import Looks
+from ncclkv.comm.diagnosis.mismatch import CallComparison
+from ncclkv.comm.diagnosis.reports import describe_last_call, format_ranks
 from ncclkv.comm.transport import PeerFailed, Transport
 from ncclkv.errors import CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
 from ncclkv.system import abort
@@ -43,15 +44,18 @@ class AwaitedWork(Protocol):
     Attributes
     ----------
     finished : bool
-    reports_requested : int
-        How often this wait has requested reports.
+    looks : Looks
+        The looks of this wait at the other ranks' calls.
     reported : int
-        Number of lines on stderr about this wait.
+        Number of lines that were due on stderr about this wait.
+    call : int
+        The number of the store's call that launched it; 0 outside a store.
     """
 
     finished: bool = False
-    reports_requested: int = 0
+    looks: Looks = Looks()
     reported: int = 0
+    call: int = 0
 
     @abstractmethod
     def missing(self) -> set[int]:
@@ -65,12 +69,17 @@ class Progress(Protocol):
     ----------
     multi_node : bool
         Whether an awaited rank may itself wait for other ranks, by messages.
+    calls : CallComparison
     """
 
     multi_node: bool
+    calls: CallComparison
 
     def advance(self) -> None:
         """Advance every collective as far as its messages allow."""
+
+    def obstacle(self, work: AwaitedWork) -> AwaitedWork:
+        """Return the collective that waits for other ranks: `work`, or an earlier one."""
 
     def missing(self, work: AwaitedWork) -> set[int]:
         """Return the ranks that `work`, or an earlier collective that it needs, waits for."""
@@ -78,7 +87,9 @@ class Progress(Protocol):
     def siblings(self) -> Sequence[Progress]:
         """Return this thread's other communicators."""
 
-    def show_other_wait(self, description: str, names: Sequence[str]) -> None:
+    def show_other_wait(
+        self, description: str, names: Sequence[str], store: str = "", number: int = 0
+    ) -> None:
         """Show to this communicator's ranks that its thread waits in another one."""
 
 
@@ -128,39 +139,35 @@ class HangDetector:
 
     def _look(self, progress: Progress, work: AwaitedWork, waited: float) -> OrderMismatch | None:
         """Compare call histories; in a long wait, periodically request those of missing ranks."""
-        if not is_due(waited, work.reports_requested):
+        if not work.looks.is_due(waited):
             return None
-        missing, calls = progress.missing(work), self._calls
+        obstacle, calls = progress.obstacle(work), self._calls
+        missing = obstacle.missing()
         calls.recorder.record_wait(missing, str(work), waited)
-        calls.request_reports(missing, work.reports_requested)
-        work.reports_requested += 1
+        if work.looks.is_request_due(waited):
+            calls.request_reports(missing)
+        work.looks = work.looks.next(waited)
         names = [report.name for rank in missing if (report := calls.report(rank))]
         mine = calls.report(self._transport.rank)
         description = mine.calls[-1].text if mine and mine.calls else str(work)
         for other in progress.siblings():
-            other.show_other_wait(description, names)
-        return calls.compare_pages() or self._crossed_stores(work, missing, waited)
+            other.show_other_wait(description, names, calls.store, obstacle.call)
+        return calls.compare_pages() or self._crossed_stores(progress, work, obstacle.call, missing)
 
     def _crossed_stores(
-        self, work: AwaitedWork, missing: set[int], waited: float
+        self, progress: Progress, work: AwaitedWork, number: int, missing: set[int]
     ) -> OrderMismatch | None:
         """Return an error when a missing rank waits for this rank in another store."""
-        mine = self._calls.report(self._transport.rank)
-        for rank in sorted(missing):
-            report = self._calls.report(rank)
-            if not (mine and mine.calls and report and report.other_wait):
-                continue
-            other = report.other_wait
-            # Shown after this wait became long: all that this rank has launched had arrived there.
-            awaits_this_rank = {mine.name, EVERYONE}.intersection(other.names)
-            if awaits_this_rank and waited - other.age > LONG_SECONDS:
-                return OrderMismatch(
-                    f"{self._prefix}{work} waits for rank {rank}, which waits for this rank in "
-                    f"another store: {other.description}; make the same calls, and use stores in "
-                    f"the same order, on all ranks. "
-                    f"{self._calls.describe_calls([self._transport.rank, rank])}"
-                )
-        return None
+        others = [each.calls for each in progress.siblings()]
+        found = crossing.find(self._calls, others, number, missing)
+        if found is None:
+            return None
+        rank, other = found
+        return OrderMismatch(
+            f"{self._prefix}{work} waits for rank {rank}, which waits for this rank in another "
+            f"store: {other.description}; make the same calls, and use stores in the same order, "
+            f"on all ranks. {self._calls.describe_calls([self._transport.rank, rank])}"
+        )
 
     def _ended_ranks(self) -> set[int]:
         """Return the ranks whose processes were found ended more than 50 ms ago.
@@ -256,7 +263,7 @@ class HangDetector:
         """Write a line about a long wait, unless a lower rank of this node writes it."""
         if not stall.is_due(waited, limit, work.reported):
             return
-        work.reported += 1
+        work.reported = stall.lines_after(waited, limit)
         calls, rank, missing = self._calls, self._transport.rank, progress.missing(work)
         calls.recorder.record_wait(missing, str(work), waited)
         if waits.is_reported(calls, waited):

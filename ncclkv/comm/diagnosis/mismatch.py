@@ -18,9 +18,11 @@ any                 REPORT arrives                   keep it; compare it in `com
                                                      once this rank has made as many calls
 any                 VERDICT arrives                  raise it, unless the reports compared here
                                                      show a difference themselves
-waiting             each 0.25 s of the wait,         compare the pages; send the own REPORT and
-                    8 times at most                  a REQUEST to the awaited ranks without a
-                                                     page here (`request_reports`)
+waiting             0.25 s after its begin, and      compare the pages
+                    after each look (`looks`)
+waiting             at 8 looks, then each time       send the own REPORT and a REQUEST to the
+                    that the wait has doubled        awaited ranks without a page here
+                                                     (`request_reports`)
 waiting             a difference is found            send a VERDICT and the own REPORT with 256
                                                      calls to all ranks (`notify`); raise
 waiting             a message has another digest     send an empty VERDICT and the own REPORT
@@ -65,10 +67,6 @@ _PATIENCE = 1.0
 # A rank at its own deadline may not answer; a report of this age is as good as an answer.
 _FRESH_SECONDS = 0.5
 
-LONG_SECONDS = 0.25
-"""A wait is long after this time; it then compares calls once in each further such time."""
-
-_MAX_REQUESTS = 8
 _MAX_DESCRIBED = 8
 
 # A wait outside the store that was shown longer ago may have ended.
@@ -102,9 +100,12 @@ class CallComparison:
         Times of the last notice from each rank, by ``time.monotonic()``.
     roster : Roster or None
         The ranks' descriptions of themselves, where they exchanged them.
+    store : str
+        A name of the store, the same on all ranks; empty where they have agreed on none.
     """
 
     roster: Roster | None = None
+    store: str = ""
 
     def __init__(self, transport: Transport) -> None:
         self.recorder = FlightRecorder(transport.rank, {transport.rank: np.zeros(NBYTES, np.uint8)})
@@ -119,10 +120,8 @@ class CallComparison:
 
     # Messages
 
-    def request_reports(self, ranks: Collection[int], requests: int = 0) -> None:
-        """Exchange reports with `ranks` that have no page here, unless 8 `requests` were made."""
-        if requests >= _MAX_REQUESTS:
-            return
+    def request_reports(self, ranks: Collection[int]) -> None:
+        """Exchange reports with `ranks` that have no page here."""
         others = [rank for rank in ranks if rank not in self.recorder]
         self._post(others, [*self._own_reports([self.transport.rank]), (REQUEST, others)])
 
@@ -322,11 +321,6 @@ class CallComparison:
         if process is not None:
             return process.state()
         return self._reports[rank][0].state if rank in self._reports else ""
-
-
-def is_due(waited: float, looks: int) -> bool:
-    """Return whether a wait of `waited` seconds is due to compare calls; `looks`: times so far."""
-    return waited >= LONG_SECONDS * (looks + 1)
 
 
 def _describe_items(both: Sequence[tuple[int, RecordedCall]]) -> str:

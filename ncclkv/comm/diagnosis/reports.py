@@ -46,11 +46,18 @@ class OtherWait(NamedTuple):
         The collective that waits.
     names : list of str
         The awaited threads as in `Report.name`, or `EVERYONE`; incomplete where names are missing.
+    store : str
+        The store that waits, as `CallComparison.store`, or a key of `crossing.creations`; empty
+        where it is unknown.
+    number : int
+        The number of the call that launched the awaited collective.
     """
 
     age: float
     description: str
     names: list[str]
+    store: str = ""
+    number: int = 0
 
 
 class Wait(NamedTuple):
@@ -94,6 +101,8 @@ class Report(NamedTuple):
         Its wait in this store, which may have ended in an error.
     state : str
         The state of its process that explains why others wait; empty for an ordinary one.
+    made : int
+        The number of its calls, read after `other_wait`.
     """
 
     name: str
@@ -102,6 +111,7 @@ class Report(NamedTuple):
     other_wait: OtherWait | None
     wait: Wait | None = None
     state: str = ""
+    made: int = 0
 
     def aged(self, seconds: float, max_calls: int = 1) -> Report:
         """Return the report as it reads `seconds` later, with its last calls only."""

@@ -19,9 +19,17 @@ def is_due(waited: float, limit: float, lines: int) -> bool:
     waited, limit : float
         Seconds that the wait has lasted, and may last.
     lines : int
-        Number of lines about this wait so far.
+        As `lines_after` returned at the last line about this wait; 0 before the first.
     """
     return waited >= min(FIRST_SECONDS, limit / 10) * (1 << lines)
+
+
+def lines_after(waited: float, limit: float) -> int:
+    """Return the number of lines that were due in a wait which is due for a line.
+
+    A rank that was off its processor has missed lines: a burst of them would only repeat the last.
+    """
+    return int(waited / min(FIRST_SECONDS, limit / 10)).bit_length()
 
 
 def write_line(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from ncclkv.comm.diagnosis.mismatch import LONG_SECONDS, CallComparison
+from ncclkv.comm.diagnosis.looks import LONG_SECONDS
+from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.reports import Wait
 
 # A waiting rank shows its wait anew each `LONG_SECONDS`.

@@ -18,6 +18,7 @@ from ncclkv.comm.base import Collective, Communicator, closed, left
 from ncclkv.comm.buffers import check_color, check_in_place
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
+from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.host import finalize
 from ncclkv.comm.host.reductions import Reductions
 from ncclkv.comm.messages import algorithms
@@ -74,6 +75,8 @@ class HostCommunicator(Communicator):
         Of the same ranks, for their agreement on shared memory; by default this communicator's.
     """
 
+    calls: CallComparison
+
     def __init__(
         self,
         transport: Transport,
@@ -109,6 +112,7 @@ class HostCommunicator(Communicator):
         except LaunchError:  # on all ranks alike
             self._transport.close()
             raise
+        self._progress.calls.store = roster.name
         return setup_node(self._transport, control, roster)
 
     def lend(self) -> AbstractContextManager[None]:

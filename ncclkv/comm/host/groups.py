@@ -1,7 +1,8 @@
-"""Groups of MPI: the ranks that two communicators have in common."""
+"""Groups of MPI: the ranks that two communicators have in common, and a name of its ranks."""
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,3 +18,17 @@ def common_ranks(comm: MPI.Comm, other: MPI.Comm) -> list[int]:
     group.Free()
     other_group.Free()
     return [rank for rank, found in enumerate(others) if found != MPI.UNDEFINED]
+
+
+def ranks_name(comm: MPI.Comm) -> str:
+    """Return eight digits that name the ranks of `comm`, equal on these ranks.
+
+    Empty if a rank is in no ``COMM_WORLD`` of this process: a spawned rank has another one.
+    """
+    from mpi4py import MPI
+
+    group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    ranks = MPI.Group.Translate_ranks(group, range(comm.Get_size()), world)
+    group.Free()
+    world.Free()
+    return "" if MPI.UNDEFINED in ranks else f"{zlib.crc32(str([*ranks]).encode()):08x}"

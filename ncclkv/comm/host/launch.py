@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ncclkv import env, notify
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.diagnosis import crossing
 from ncclkv.comm.diagnosis.call_log import call_site
 from ncclkv.comm.host import child, finalize
 from ncclkv.comm.host.communicator import HostCommunicator
+from ncclkv.comm.host.groups import ranks_name
 from ncclkv.comm.host.mpi import MpiTransport, library_name, no_communicator
 from ncclkv.comm.host.outside_wait import poll_outside
 from ncclkv.comm.solo import SoloCommunicator
@@ -104,13 +106,20 @@ def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
     """Duplicate an MPI communicator; waits for all its ranks."""
     # The other ranks' next creation waits for the copy that a failed creation here has begun.
     ours = comm == _mpi().COMM_WORLD
-    own, request = _pending_copies.pop() if ours and _pending_copies else comm.Idup()
+    ranks = ranks_name(comm)
+    name = f"{crossing.CREATION}{ranks}" if ranks else ""
+    if ours and _pending_copies:
+        own, request = _pending_copies.pop()
+    else:
+        own, request = comm.Idup()
+        crossing.creations[name] += 1
     polls = poll_outside(
         f"create() at {call_site(_getframe())}",
         lambda transport: transport.ranks_in(comm) if isinstance(transport, MpiTransport) else (),
         rank=comm.Get_rank(),
         size=comm.Get_size(),
         limit=timeout,
+        store=name,
     )
     try:
         with closing(polls):
@@ -124,6 +133,8 @@ def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
     except KVStoreError:
         if ours:
             _pending_copies.append((own, request))
+        else:
+            crossing.creations[name] -= 1
         raise
 
 

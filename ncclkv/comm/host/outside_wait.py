@@ -11,8 +11,9 @@ from contextlib import suppress
 from threading import get_ident
 
 from ncclkv.comm.backoff import Backoff
-from ncclkv.comm.diagnosis import dump, stall
-from ncclkv.comm.diagnosis.mismatch import CallComparison, is_due
+from ncclkv.comm.diagnosis import crossing, dump, stall
+from ncclkv.comm.diagnosis.looks import Looks
+from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.reports import EVERYONE
 from ncclkv.comm.messages.progress import ProgressEngine, open_progress_engines
 from ncclkv.comm.transport import Transport
@@ -26,7 +27,7 @@ Awaited = Callable[[Transport], Sequence[int]]
 
 
 def poll_outside(
-    description: str, awaited: Awaited, *, rank: int, size: int, limit: float
+    description: str, awaited: Awaited, *, rank: int, size: int, limit: float, store: str = ""
 ) -> Generator[float, None, None]:
     """Yield the seconds waited before each poll of a wait outside any store, up to a limit.
 
@@ -40,13 +41,15 @@ def poll_outside(
         This rank among the awaited ranks and itself.
     limit : float
         Seconds that the wait may last.
+    store : str
+        The key of `crossing.creations` that counts such calls; empty without a key.
 
     Raises
     ------
     OrderMismatch
         When an awaited rank waits for this rank in an open store.
     """
-    looks = lines = 0
+    looks, lines = Looks(), 0
     try:
         for waited in Backoff(limit):
             yield waited
@@ -55,26 +58,27 @@ def poll_outside(
                 # The next call of that store raises its failure.
                 with suppress(Exception), progress.lock:
                     progress.advance()
-            if is_due(waited, looks):
-                looks += 1
+            if looks.is_due(waited):
+                looks = looks.next(waited)
                 for progress in engines:
-                    _show(progress, description, awaited)
+                    _show(progress, description, awaited, store)
             if stall.is_due(waited, limit, lines):
-                lines += 1
+                lines = stall.lines_after(waited, limit)
                 if rank < _REPORTING_RANKS:
                     missing = f"{description} waits for all ranks to call it"
                     stall.write_line(rank, size, missing, waited, limit, "")
     finally:
-        if looks:
+        if looks.made:
             for progress in open_progress_engines(get_ident()):
                 progress.calls.recorder.clear_other_wait()
 
 
-def _show(progress: ProgressEngine, description: str, awaited: Awaited) -> None:
+def _show(progress: ProgressEngine, description: str, awaited: Awaited, store: str) -> None:
     """Show the wait in an open store; raise the difference that its reports show."""
     calls = progress.calls
     with progress.lock:
-        progress.show_other_wait(description, _awaited_names(calls, awaited))
+        names = _awaited_names(calls, awaited)
+        progress.show_other_wait(description, names, store, crossing.creations[store])
         found = calls.compare_reports()
         if found is not None:
             progress.end(found)

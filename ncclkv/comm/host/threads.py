@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -246,11 +247,18 @@ class _Current(threading.local):
 
 _current = _Current()
 
+_numbers = count(1)
+"""Numbers of the groups so far, for their names."""
+
 
 def communicators(size: int, timeout: float) -> Sequence[Communicator]:
     """Return the communicator of each rank of a new group."""
     group = ThreadGroup()
-    return [HostCommunicator(ThreadTransport(group, rank, size), timeout) for rank in range(size)]
+    made = [HostCommunicator(ThreadTransport(group, rank, size), timeout) for rank in range(size)]
+    name = f"threads {next(_numbers)}"
+    for each in made:
+        each.calls.store = name
+    return made
 
 
 def become(communicator: Communicator | None) -> None:

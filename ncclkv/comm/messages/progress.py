@@ -103,9 +103,11 @@ class ProgressEngine:
         """Return the other engines of this thread that have not failed."""
         return [each for each in open_progress_engines(self._thread) if each is not self]
 
-    def show_other_wait(self, description: str, names: Sequence[str]) -> None:
+    def show_other_wait(
+        self, description: str, names: Sequence[str], store: str = "", number: int = 0
+    ) -> None:
         """Show to these ranks that this thread waits in another communicator; read notices."""
-        self.calls.recorder.record_other_wait(description, names)
+        self.calls.recorder.record_other_wait(description, names, store, number)
         with suppress(KVStoreError), self.lock:
             self._transport.left_ranks()
             self.calls.receive()
@@ -130,7 +132,7 @@ class ProgressEngine:
         """Start a collective, and make its first step."""
         if self.failure is not None:
             raise again(self.failure)
-        work.progress = self
+        work.progress, work.call = self, self.calls.recorder.log.count
         if not self._lent:
             self._thread = threading.get_ident()
         # Kept before its first step: MPI may still write into the messages of a failed step.
@@ -173,24 +175,32 @@ class ProgressEngine:
         """Wait until `work` is complete; raise at the deadline, or when a needed rank has left."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = time.monotonic(), 0
-        while not work.finished:
-            others = self._others()
-            for other in others:
-                # The next call of that communicator raises its failure.
-                with suppress(Exception), other.lock:
-                    other.advance()
-            attempt += 1
-            self._transport.pause(attempt)
-            if attempt > _FIRST_POLLS:
-                self._check_wait(work, limit, time.monotonic() - start)
-            alone = attempt < _SHORT_WAIT_POLLS and not others and len(self._active) == 1
-            polls = _POLLS_PER_ADVANCE if alone else 1
-            while polls and work.blocked():
-                polls -= 1
+        try:
+            while not work.finished:
+                others = self._others()
+                for other in others:
+                    # The next call of that communicator raises its failure.
+                    with suppress(Exception), other.lock:
+                        other.advance()
                 attempt += 1
                 self._transport.pause(attempt)
-            self.advance()
-        if work.reports_requested:
+                if attempt > _FIRST_POLLS:
+                    self._check_wait(work, limit, time.monotonic() - start)
+                alone = attempt < _SHORT_WAIT_POLLS and not others and len(self._active) == 1
+                polls = _POLLS_PER_ADVANCE if alone else 1
+                while polls and work.blocked():
+                    polls -= 1
+                    attempt += 1
+                    self._transport.pause(attempt)
+                self.advance()
+        except OrderMismatch:
+            raise  # the other rank of a crossing reads the wait that this rank shows
+        except BaseException:
+            # The program may go on in its other stores: the shown wait must prove no crossing.
+            for other in self.siblings():
+                other.calls.recorder.retract_other_wait()
+            raise
+        if work.looks.made:
             # After a failed wait the record stays: ranks that wait for this one read it.
             self.calls.recorder.clear_wait()
             for other in self.siblings():
@@ -216,13 +226,16 @@ class ProgressEngine:
             if each is not self and each._thread == self._thread and each.failure is None
         ]
 
+    def obstacle(self, work: AwaitedWork) -> AwaitedWork:
+        """Return `work`, or the earlier collective that it needs and that waits for other ranks."""
+        rank = self._transport.rank
+        if rank not in work.missing():
+            return work
+        return next((each for each in self._active if rank not in each.missing()), work)
+
     def missing(self, work: AwaitedWork) -> set[int]:
         """Return the ranks that `work` waits for; those of the earlier collective it needs."""
-        missing, rank = work.missing(), self._transport.rank
-        if rank not in missing:
-            return missing
-        each = (other.missing() for other in self._active)
-        return next((ranks for ranks in each if rank not in ranks), missing)
+        return self.obstacle(work).missing()
 
 
 class HostWork(Work, AwaitedWork):
@@ -236,7 +249,7 @@ class HostWork(Work, AwaitedWork):
         Set at the launch.
     finished : bool
         Whether it is complete on this rank.
-    reports_requested, reported : int
+    looks, reported, call
         As `AwaitedWork` has them.
     """
 
@@ -262,7 +275,7 @@ class HostWork(Work, AwaitedWork):
     def wait(self, timeout: float | None = None) -> None:
         if not self.finished:
             self.progress.advance()
-        if not self.finished or self.reports_requested:
+        if not self.finished or self.looks.made:
             self.progress.wait(self, timeout)
 
 

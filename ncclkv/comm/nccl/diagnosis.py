@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import stall, waits
-from ncclkv.comm.diagnosis.mismatch import CallComparison, is_due
+from ncclkv.comm.diagnosis.looks import Looks
+from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.nccl.binding import Look, version_text
 from ncclkv.comm.nccl.lifetime import Lifetime
@@ -35,7 +36,7 @@ class Diagnosis:
         self._order_check = order_check
         self._async_error = binding.async_error
         self._nccl = f"{binding.name} ({version_text(binding.version())})"
-        self._looks = 0
+        self._looks = Looks()
 
     def begin(self, timeout: float | None = None) -> Deadline:
         """Begin a wait; return its deadline, by default the communicator's timeout."""
@@ -44,9 +45,9 @@ class Diagnosis:
 
     def end(self) -> None:
         """End a wait: clear the wait that this rank shows to its peers."""
-        if self._looks and self._calls is not None:
+        if self._looks.made and self._calls is not None:
             self._calls.recorder.clear_wait()
-        self._looks = 0
+        self._looks = Looks()
 
     def check(self, deadline: Deadline, work: NcclWork | str | None) -> None:
         """Raise an error if a wait cannot end, or has lasted too long; report a long wait.
@@ -95,16 +96,17 @@ class Diagnosis:
     def _compare(self, calls: CallComparison, deadline: Deadline, what: str) -> None:
         """Raise the first difference between the ranks' calls, if any; report a long wait."""
         found = calls.compare_reports()
-        if found is None and is_due(deadline.waited, self._looks):
+        if found is None and self._looks.is_due(deadline.waited):
             calls.recorder.record_wait(self._others, what, deadline.waited)
-            calls.request_reports(self._others, self._looks)
-            self._looks += 1
+            if self._looks.is_request_due(deadline.waited):
+                calls.request_reports(self._others)
+            self._looks = self._looks.next(deadline.waited)
             found = calls.compare_pages()
         if found is not None:
             calls.notify(str(found))
             raise found
         if stall.is_due(deadline.waited, deadline.limit, deadline.reported):
-            deadline.reported += 1
+            deadline.reported = stall.lines_after(deadline.waited, deadline.limit)
             self._report(calls, deadline, what)
 
     def _report(self, calls: CallComparison, deadline: Deadline, what: str) -> None:

@@ -11,7 +11,7 @@ from ncclkv.comm.diagnosis.mismatch import CallComparison
 
 
 class Transport:
-    """A transport of one rank of a test, as far as `CallComparison` uses it."""
+    """A transport of one rank of a test, as far as `CallComparison` and `HangDetector` use it."""
 
     def __init__(self, rank: int, everyone: list[Transport], size: int) -> None:
         self.rank, self.size = rank, size
@@ -27,6 +27,9 @@ class Transport:
 
     def left_ranks(self) -> dict[int, str]:
         return {}
+
+    def has_ended(self, rank: int) -> bool:
+        return False
 
     def pause(self, attempt: int) -> None:
         return None

@@ -20,6 +20,16 @@ def test_warnings_are_printed_at_growing_intervals(limit: float, first: float) -
     for lines in range(4):
         assert not stall.is_due(first * 2**lines - 0.01, limit, lines)
         assert stall.is_due(first * 2**lines, limit, lines)
+        assert stall.lines_after(first * 2**lines, limit) == lines + 1
+
+
+def test_a_jump_of_the_clock_is_followed_by_no_burst_of_warnings() -> None:
+    lines, found = 0, []
+    for waited in (10.0, 250.0, 251.0, 479.0, 480.0):
+        if stall.is_due(waited, 4000.0, lines):
+            found.append(waited)
+            lines = stall.lines_after(waited, 4000.0)
+    assert found == [250.0, 480.0]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -1,0 +1,55 @@
+"""Hang detector: the requests of a long wait for a rank without a page here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
+from tests.unit.comm.diagnosis.connected_ranks import note, ranks
+
+
+class Sum(AwaitedWork):
+    """A collective that waits for rank 1."""
+
+    def missing(self) -> set[int]:
+        return {1}
+
+
+class Progress:
+    """The collectives in flight of a thread with one store."""
+
+    multi_node = False
+
+    def __init__(self, calls: Any) -> None:
+        self.calls = calls
+
+    def advance(self) -> None:
+        return None
+
+    def obstacle(self, work: AwaitedWork) -> AwaitedWork:
+        return work
+
+    def missing(self, work: AwaitedWork) -> set[int]:
+        return work.missing()
+
+    def siblings(self) -> list[Any]:
+        return []
+
+
+def requests(times: list[float]) -> int:
+    """Return the number of notices that a rank sends in a wait that is polled at `times`."""
+    first, _ = ranks(2)
+    note(first, 1)
+    detector: Any = HangDetector(first.transport, first)
+    work = Sum()
+    for waited in times:
+        assert detector.diagnose(Progress(first), work, waited) is None
+    return len(first.transport.notified)
+
+
+def test_a_rank_that_was_off_its_processor_does_not_use_up_its_requests() -> None:
+    assert requests([5.0 + step / 1000 for step in range(20)]) == 1
+
+
+def test_a_long_wait_still_requests_reports() -> None:
+    assert requests([step / 4 for step in range(400)]) > requests([step / 4 for step in range(40)])
