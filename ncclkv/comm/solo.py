@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from ncclkv.comm.base import Collective, Communicator, closed, left
 from ncclkv.comm.buffers import check_color
 from ncclkv.comm.control import CallDigest, ObjectComm
 from ncclkv.comm.roster import check_alone
-from ncclkv.comm.types import Apply, Buffer, DoneWork, Owners, Then, To, Work
+from ncclkv.comm.types import Apply, Buffer, DoneWork, Owners, Then, To, Work, refuse_nested
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
 
@@ -55,11 +55,22 @@ class SoloCommunicator(Communicator):
         self.kernels = HostKernels()
         self.lock = threading.RLock()
         self._failure: KVStoreError | None = None
+        self._calling = False
 
     def _check(self) -> None:
         """Refuse to go on after the end."""
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args)
+        if self._calling:
+            refuse_nested(0, 1)
+
+    def _call(self, function: Callable[..., None], *arguments: int) -> None:
+        """Call `apply` or `then`, in which launches are refused."""
+        self._calling = True
+        try:
+            function(*arguments)
+        finally:
+            self._calling = False
 
     def _reduction(
         self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
@@ -67,7 +78,7 @@ class SoloCommunicator(Communicator):
         def start(apply: Apply | None) -> Work:
             self._copy(send, receive)
             if apply is not None and receive.size:
-                apply(0, receive.size)
+                self._call(apply, 0, receive.size)
             return DoneWork()
 
         return Collective(start)
@@ -89,7 +100,7 @@ class SoloCommunicator(Communicator):
     ) -> Work:
         self._copy(send[0], receive[0])
         if then is not None:
-            then()
+            self._call(then)
         return DoneWork()
 
     def _copy(self, send: Buffer, receive: Buffer) -> None:

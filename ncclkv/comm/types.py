@@ -6,20 +6,26 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from numpy.typing import NDArray
+
+from ncclkv.errors import UsageError
 
 Buffer = NDArray[Any]
 """A one-dimensional contiguous array of one dtype: NumPy's on hosts, CuPy's on GPUs."""
 
 Apply = Callable[[int, int], None]
-"""``apply(lo, hi)``: elements ``[lo, hi)`` of the result are reduced and may be used."""
+"""``apply(lo, hi)``: elements ``[lo, hi)`` of the result are reduced and may be used.
+
+The function launches no collective: ranks call it in different orders.
+"""
 
 Then = Callable[[], None]
 """Function that is called once, when a collective is complete.
 
 On a GPU it is called at the launch, and its kernels run on the stream after the collective.
+The function launches no collective: ranks call it in different orders.
 """
 
 OPS = ("sum", "avg", "max", "min", "prod")
@@ -152,3 +158,11 @@ class DoneWork(Work):
         return True
 
     def wait(self, timeout: float | None = None) -> None: ...
+
+
+def refuse_nested(rank: int, size: int) -> NoReturn:
+    """Refuse the launch of a collective inside `apply` or `then` of another."""
+    raise UsageError(
+        f"rank {rank} of {size}: a collective was launched inside 'apply' or 'then' of another "
+        f"collective, and ranks call these functions in different orders; launch it after the wait"
+    )

@@ -269,3 +269,27 @@ def close_twice(comm: Communicator) -> None:
     buffer, work = start(comm, 10, 2)
     work.wait()
     check(comm, buffer, 2)
+
+
+@case
+def launches_inside_apply_and_then_are_refused(comm: Communicator) -> None:
+    refused: list[str] = []
+
+    def launch(*_: int) -> None:
+        buffer = current_buffers().put(data(comm.rank, 4, F32))
+        with pytest.raises(UsageError, match="launched inside 'apply' or 'then'") as caught:
+            comm.allreduce(buffer, buffer)
+        refused.append(str(caught.value))
+
+    send = current_buffers().put(data(comm.rank, 8, F32))
+    receive = current_buffers().put(np.zeros(8, F32))
+    comm.reduction(send, receive).launch(launch).wait()
+    summed(comm, current_buffers().get(receive), expected(comm, 8, F32, "sum"), "the outer sum")
+    assert refused
+    refused.clear()
+    gathered = current_buffers().put(np.zeros(8 * comm.size, F32))
+    comm.allgatherv(send, gathered, [8] * comm.size, launch).wait()
+    assert refused
+    buffer, work = start(comm, 4, 1)
+    work.wait()
+    check(comm, buffer, 1)

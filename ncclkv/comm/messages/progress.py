@@ -17,7 +17,7 @@ from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.host import finalize
 from ncclkv.comm.transport import PeerFailed, Request, Steps, Transport
-from ncclkv.comm.types import Then, Work
+from ncclkv.comm.types import Then, Work, refuse_nested
 from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch, again
 
 Made = TypeVar("Made", bound="HostWork")
@@ -93,6 +93,7 @@ class ProgressEngine:
         self._thread = threading.get_ident()
         self._lent = 0  # blocks of `lend`, which end in any order
         self._active: list[HostWork] = []
+        self._advancing = False
         self.failure: KVStoreError | None = None
         self.multi_node = False
         self.lock = threading.RLock()
@@ -132,6 +133,9 @@ class ProgressEngine:
         """Start a collective, and make its first step."""
         if self.failure is not None:
             raise again(self.failure)
+        if self._advancing:
+            # Ranks call `apply` and `then` in different orders: sums would be wrong.
+            refuse_nested(self._transport.rank, self._transport.size)
         work.progress, work.call = self, self.calls.recorder.log.count
         if not self._lent:
             self._thread = threading.get_ident()
@@ -151,6 +155,7 @@ class ProgressEngine:
         for work in self._active.copy() if only is None else (only,):
             if work.finished:
                 continue
+            before, self._advancing = self._advancing, True
             try:
                 work.finished = work.advance()
             except (OrderMismatch, PeerFailed) as error:
@@ -166,6 +171,8 @@ class ProgressEngine:
                     f"interrupted by {type(error).__name__}: {error}; create a new store"
                 )
                 raise
+            finally:
+                self._advancing = before
             if work.finished:
                 self._active.remove(work)
                 if not self._active:

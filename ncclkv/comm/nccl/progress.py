@@ -22,7 +22,7 @@ from ncclkv.comm.nccl.streams import PER_THREAD
 from ncclkv.comm.nccl.waiting import LEEWAY
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import NcclWork
-from ncclkv.comm.types import Then, Work
+from ncclkv.comm.types import Then, Work, refuse_nested
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.system import watchdog
 
@@ -62,6 +62,7 @@ class NcclProgress:
         self._thread = get_ident()
         self._settings = settings
         self._has_launched = False
+        self._applying: int | None = None  # the thread in `apply`
         what = f"putting a collective on a stream of {lifetime.who}"
         self._alarm = watchdog.Alarm(what, self._timeout + LEEWAY)
         lifetime.at_end.append(self._alarm.close)
@@ -154,6 +155,9 @@ class NcclProgress:
 
         An error breaks the communicator.  In a capture, a wrong call spoils the graph alone.
         """
+        if self._applying == get_ident():
+            # Refused before the lifetime is entered, which an error ends.
+            refuse_nested(self._lifetime.peers.rank, self._lifetime.peers.size)
         with self._lifetime:
             # `apply` writes arrays that it refers to: they must outlive its kernels.
             objects = (*kept, apply)
@@ -186,8 +190,12 @@ class NcclProgress:
         streams.wait(stream, ready)
         self._enqueue(what, enqueue, stream)
         if apply is not None:
-            with streams.on(stream):
-                apply()
+            self._applying = get_ident()
+            try:
+                with streams.on(stream):
+                    apply()
+            finally:
+                self._applying = None
         return NcclWork(self._lifetime, streams, (ready, streams.record(stream)), kept, what)
 
     def _enqueue(self, what: str, enqueue: Enqueue, stream: int) -> None:

@@ -30,8 +30,12 @@ MUTANTS = (
         file=FLIGHT,
         old="""\
         if apply is not None:
-            with streams.on(stream):
-                apply()
+            self._applying = get_ident()
+            try:
+                with streams.on(stream):
+                    apply()
+            finally:
+                self._applying = None
         return NcclWork(self._lifetime, streams, (ready, streams.record(stream)), kept, what)""",
         new="""\
         event = streams.record(stream)
@@ -49,10 +53,10 @@ MUTANTS = (
         name="apply-on-the-caller-s-stream",
         file=FLIGHT,
         old="""\
-            with streams.on(stream):
-                apply()""",
+                with streams.on(stream):
+                    apply()""",
         new="""\
-            apply()""",
+                apply()""",
         why="an update runs before its sum has come",
         tests=(
             Selection("2", "nccl/test_standin_pushpull.py", "arrays and 2"),
