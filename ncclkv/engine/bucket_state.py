@@ -58,7 +58,7 @@ class BucketState:
     pushed : set of keys
         Keys pushed since the last launch.
     filled : set of keys
-        Keys whose last push was the neutral element of their op; some may be launched.
+        Those of the pushed keys whose gradients are the neutral element of their op.
     step : Any
         The optimizer's step under which they were pushed.
     in_flight : InFlight
@@ -172,12 +172,6 @@ class BucketState:
         self._optimizer_states[which] = memory.view(dtype)
         return self._optimizer_states[which]
 
-    def add_pushed(self, keys: Set[Key]) -> None:
-        """Record that gradients of `keys` are the program's, which it has pushed."""
-        self.pushed |= keys
-        if self.filled:
-            self.filled -= keys
-
     def pushed_spans(self) -> Sequence[Span]:
         """Return the ranges that hold the pushed keys and no other key."""
         # Cached for pushes of all keys, under None, and for pushes of one key after another.
@@ -224,9 +218,15 @@ class BucketState:
             lo, hi = min(lo, self.stale[0]), max(hi, self.stale[1])
         self.stale = (lo, hi)
 
+    def drop(self, key: Key) -> None:
+        """Drop the push of a key, if there is one that is not launched."""
+        self.pushed.discard(key)
+        self.filled.discard(key)
+
     def forget(self) -> None:
         """Drop the pushes and launches of a captured step, which were not executed."""
         self.pushed.clear()
+        self.filled.clear()
         self.in_flight.clear()
         self.unfinished.clear()
         self.stale = None

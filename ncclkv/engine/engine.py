@@ -335,7 +335,7 @@ class Engine:
         if state.in_flight.works:
             state.in_flight.complete()
         part.copy_in(arrays, self.kernels)
-        state.add_pushed(part.keys)
+        state.pushed |= part.keys
 
     def step_of(self, keys: Iterable[Key], *, packed: bool) -> Any:
         """Return the optimizer's step of one update of each key; the keys have slots.
@@ -385,7 +385,7 @@ class Engine:
         """Drop packed pushes of `keys` that are not launched."""
         for key in keys:
             if key in self.layout:
-                self.layout[key].state.pushed.discard(key)
+                self.layout[key].state.drop(key)
 
     # Flush and read
 

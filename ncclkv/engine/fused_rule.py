@@ -65,6 +65,7 @@ class FusedRule(Rule):
     """
 
     source: Optimizer
+    steps: Steps
 
     def __init__(self, optimizer: Optimizer, kernels: Kernels) -> None:
         self.name = type(optimizer).__name__
@@ -78,7 +79,7 @@ class FusedRule(Rule):
         self._rows = self._new_rows()
         # The largest number of updates of a key; None if there was no schedule to count for.
         self._num_update: int | None = None
-        self._steps = Steps(optimizer)
+        self.steps = Steps(optimizer)
         self._other: Steps | None = None
 
     def check(self, spec: KeySpec) -> None:
@@ -139,9 +140,9 @@ class FusedRule(Rule):
         if self.source.lr_scheduler is None:
             # Apart from `_number_of`: every push takes this step, and each call costs it time.
             self._num_update = None
-            return self._steps.at(0)
+            return self.steps.at(0)
         number = self._number_of(pushes)
-        step = self._steps.at(self._scheduled(number))
+        step = self.steps.at(self._scheduled(number))
         self._record(number)
         return step
 
@@ -167,16 +168,12 @@ class FusedRule(Rule):
 
     def hyperparameters(self) -> dict[str, Any]:
         self.step()
-        return self._steps.config
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        return self._steps.config
+        return self.steps.config
 
     def step_from(self, numbers: Mapping[str, Any], pushes: Iterable[Pushed]) -> Optimizer:
         number = self._number_of(pushes)
-        step = self._steps.at(self._scheduled(number))
-        if numbers != self._steps.config:
+        step = self.steps.at(self._scheduled(number))
+        if numbers != self.steps.config:
             if self._other is None or self._other.config != numbers:
                 other = copied(self.source)
                 set_config(other, numbers)

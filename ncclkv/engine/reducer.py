@@ -71,6 +71,7 @@ class Reducer:
             if not placement.replicated:
                 state.mark_stale(span.lo, span.hi)
         state.pushed.clear()
+        state.filled.clear()
         updates.applying = within
 
     def _divide(self, total: Array, active: int, then: Apply | None) -> Apply:

@@ -8,6 +8,7 @@ updater key by key, before push returns.  `Updates` holds the rule in force.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ncclkv.comm.base import Communicator
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from ncclkv.optimizer.scalar_rows import Pushed
 
 UpdaterFunction = Callable[[Key, Array, Array], object]
+
+
+NO_STEPS = SimpleNamespace(config=None)
+"""The steps of a rule without an optimizer."""
 
 
 class Rule:
@@ -47,6 +52,9 @@ class Rule:
         Makes the updates at a flush, if they need norms of whole keys.
     recording : CapturedUpdates or None
         The captured step that updates are part of, while the step is recorded.
+    steps : Steps or SimpleNamespace
+        Its ``config`` has the hyperparameters of the last step, in the same object until they
+        change; None without an optimizer.
     """
 
     name = "none"
@@ -56,6 +64,7 @@ class Rule:
     by_key = False
     norms: NormUpdates | None = None
     recording: CapturedUpdates | None = None
+    steps: Any = NO_STEPS
 
     def check(self, spec: KeySpec) -> None:
         """Refuse a key that the rule cannot update."""
@@ -76,11 +85,6 @@ class Rule:
 
     def hyperparameters(self) -> Any:
         """Return this rank's current hyperparameters as plain values."""
-        return None
-
-    @property
-    def numbers(self) -> dict[str, Any] | None:
-        """The hyperparameters of the last step, the same object until it has others, or None."""
         return None
 
     def step_from(self, numbers: Any, pushes: Iterable[Pushed]) -> Any:

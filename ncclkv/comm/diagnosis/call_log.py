@@ -159,14 +159,9 @@ class CallRing:
     def __init__(self, page: memoryview) -> None:
         self._page = page
         self._append = compiled.append_call if compiled.active else append_call
-        self._number = 0
+        self.count = 0
         self._texts = self._lists = 0
         self._interned: dict[tuple[int, int, int, int], PreparedCall] = {}
-
-    @property
-    def count(self) -> int:
-        """Return the number of calls so far."""
-        return self._number
 
     def find(self, code: int, keys: int, frame: FrameType) -> PreparedCall | None:
         """Return a call from the user's `frame` whose text is interned, or None.
@@ -184,7 +179,7 @@ class CallRing:
 
     def append(self, call: PreparedCall, digest: int) -> int:
         """Append a call whose text was found or interned just now; return the next digest."""
-        self._number = number = self._number + 1
+        self.count = number = self.count + 1
         return self._append(self._page, number, call.text, call.term, digest)
 
     def repeat(self, call: PreparedCall, digest: int, frame: FrameType) -> int | None:
@@ -201,7 +196,7 @@ class CallRing:
         if self._texts - call.text > _RECENT:
             return None
         # Not by `append`: a call of Python less in each verb.
-        self._number = number = self._number + 1
+        self.count = number = self.count + 1
         return self._append(self._page, number, call.text, call.term, digest)
 
     def intern(
