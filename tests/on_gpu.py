@@ -36,7 +36,8 @@ MOST_BYTES = 2**20
 LINES = 16
 """Last lines of the log of a part without tests that are in the summary."""
 
-PYTEST = ("-m", "pytest", "-v", "--tb=short", "-rfE", "--maxfail=25",
+# Without colors, which mpirun's terminal would bring: `digest` reads the outcomes.
+PYTEST = ("-m", "pytest", "-v", "--color=no", "--tb=short", "-rfE", "--maxfail=25",
           "-o", "console_output_style=count")  # fmt: skip
 OUTCOME = re.compile(r"^\S+::.* (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 NAMED = re.compile(r"^(?:FAILED|ERROR) (\S+::.*)$")

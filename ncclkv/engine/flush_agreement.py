@@ -201,7 +201,8 @@ class AgreedFlush(FlushPolicy):
         # A neutral element of max or min is infinite, and no number of the program's.
         if not any(self._find_nonfinite([span.gradients for span in state.own_spans()])):
             return []
-        keys = [entry.key for entry in state.bucket.entries if entry.key in state.own]
+        own = state.own
+        keys = [entry.key for entry in state.bucket.entries if entry.key in own]
         found = self._find_nonfinite([self._layout[key].gradient for key in keys])
         return [key for key, nonfinite in zip(keys, found, strict=True) if nonfinite]
 
