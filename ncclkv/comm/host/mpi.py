@@ -16,7 +16,7 @@ from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.host import finalize, window
 from ncclkv.comm.host.groups import common_ranks
 from ncclkv.comm.host.peer_processes import PeerProcesses
-from ncclkv.comm.host.requests import Incoming, Message, failed, message_of
+from ncclkv.comm.host.requests import Incoming, Message, begin, failed
 from ncclkv.comm.transport import PeerFailed, Request, Transport
 from ncclkv.comm.types import Buffer
 from ncclkv.errors import CommAborted, KVStoreError
@@ -87,8 +87,7 @@ class MpiTransport(Transport):
         if self._peers.has_ended(peer):
             raise PeerFailed(peer)
         try:
-            with message_of(data, self._mpi) as spec:
-                request = self._comm.Isend(spec, peer, tag)
+            request = begin(self._comm.Isend, data, self._mpi, peer, tag)
         except self._mpi.Exception as error:
             raise failed(peer, error, self._peers, self._mpi) from error
         return Message(peer, self._peers, self._mpi, request)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,17 +24,17 @@ _OF_ARGUMENTS = ("ERR_ARG", "ERR_BUFFER", "ERR_COUNT", "ERR_RANK", "ERR_TAG", "E
 """Classes of MPI's errors about a call of this rank, whatever its peer does."""
 
 
-@contextmanager
-def message_of(data: Buffer, mpi: ModuleType) -> Iterator[list[Any]]:
-    """Yield a message of bytes of any length, for the start of a request within the block."""
+def begin(
+    start: Callable[..., MPI.Request], data: Buffer, mpi: ModuleType, *arguments: int
+) -> MPI.Request:
+    """Start a message of bytes of any length by ``start(message, *arguments)`` of MPI."""
     if data.size <= BLOCK:
-        yield [data, mpi.BYTE]
-        return
+        return start([data, mpi.BYTE], *arguments)
     blocks, rest = divmod(data.size, BLOCK)
     block = mpi.BYTE.Create_contiguous(BLOCK)
     whole = mpi.Datatype.Create_struct([blocks, rest], [0, blocks * BLOCK], [block, mpi.BYTE])
     try:
-        yield [data, 1, whole.Commit()]
+        return start([data, 1, whole.Commit()], *arguments)
     finally:  # MPI keeps the types until the request is complete
         whole.Free()
         block.Free()
@@ -126,8 +125,7 @@ class Incoming(Message):
         if count != expected:
             # Received all the same, into separate memory: the sender may be waiting for that.
             self._into = np.empty(count, np.uint8)
-        with message_of(self._into, self._mpi) as spec:
-            self._request = message.Irecv(spec)
+        self._request = begin(message.Irecv, self._into, self._mpi)
         if count != expected:
             raise WrongLength(self._comm.Get_rank(), self.peer, count, expected)
         return self._request
