@@ -72,6 +72,10 @@ class Transfers(Component):
                 "pull", key, out, local=local, kept=made is None
             )
             if local:
+                if pull.written:  # nothing is flushed: their gradients may be in use
+                    with self._session.checks:
+                        reads = list(zip(pull.keys, row, strict=True))
+                        self._engine.layout.check_outs(reads, flushed=False)
                 self._engine.read_values(pull, row)
             elif isinstance(self._block, Group):
                 self._block.add_pull(pull, row)
@@ -235,9 +239,12 @@ class Transfers(Component):
         return pull, row
 
     def _keep_pull(self, verb: str, key: Any, out: Any, row: Sequence[Array], pull: Pull) -> None:
-        """Keep a pull for the next call with these arrays, if they lie in no bucket."""
-        layout = self._engine.layout
-        if layout.sealed and all(layout.bucket_of(array) is None for array in row):
+        """Keep a pull for the next call with these arrays.
+
+        A pull may write the gradients of buckets that it flushes itself.  Others are checked at
+        each call, because they may be in use.
+        """
+        if self._engine.layout.sealed and all(state in pull.states for state in pull.written):
             self._cache.keep_call(verb, key, out, row, pull)
 
     def _new_outs(self, key: Any, *, local: bool) -> Array | list[Array]:
