@@ -25,7 +25,8 @@ def start(
         Options of `tests.harness.job.start`, and environment variables.
     """
     searched = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-    options = {"PYTHONPATH": os.pathsep.join(searched), **options}
+    # A device for each rank, also where the tests themselves have fewer.
+    options = {"PYTHONPATH": os.pathsep.join(searched), "EMULATED_DEVICES": "4", **options}
     return job.start(PROGRAMS / program, *arguments, ranks=ranks, mark=mark, **options)
 
 

@@ -49,7 +49,7 @@ class Store:
         self.on_host = np.ones(SIZE, np.float32)
         if verb != "init":
             self.kv.init("w", np.zeros(SIZE, np.float32))
-        if verb == "momentum":
+        if verb in ("momentum", "capture"):
             self.kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0, momentum=0.5))
         if verb not in FIRST:
             self.step()
