@@ -49,7 +49,8 @@ class Parameters:
     Raises
     ------
     UsageError
-        When `given` holds no parameters, a name or an array twice, or a name that is not a str.
+        When `given` holds no parameters, a name or an array twice, a name that is not a str, or a
+        parameter without a shape.
     """
 
     def __init__(self, given: Any) -> None:
@@ -76,6 +77,11 @@ class Parameters:
         name, value, *gradient = item
         if not isinstance(name, str):
             raise UsageError(f"params: the name {name!r} is a {type(name).__name__}; give a str")
+        if _is_lazy(value):
+            raise UsageError(
+                f"params: {name!r} of a lazy module has no shape yet; call the module with a batch "
+                f"before you make the Trainer"
+            )
         if gradient:
             return Parameter(name, value, lambda: gradient[0])
         if getattr(value, "requires_grad", False):
@@ -129,6 +135,12 @@ class Parameters:
     def clear(self) -> None:
         """Forget the gradients that the program has assigned: each is used for one step."""
         self.grads.update(dict.fromkeys(self.grads))
+
+
+def _is_lazy(value: Any) -> bool:
+    """Return whether a value is a torch parameter without a shape, of a lazy module."""
+    parameter = sys.modules.get("torch.nn.parameter")
+    return parameter is not None and bool(parameter.is_lazy(value))
 
 
 def _place(value: Any) -> Any:

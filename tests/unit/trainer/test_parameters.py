@@ -109,3 +109,12 @@ def test_a_module_stands_for_its_trained_parameters() -> None:
     assert values[2] is module[1].bias
     for given in (dict(module.named_parameters()), module.named_parameters()):
         assert Parameters(given).names == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+def test_a_lazy_module_is_refused_by_name() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    module = torch.nn.Sequential(torch.nn.LazyLinear(3))
+    with pytest.raises(UsageError, match=r"'0\.weight' of a lazy module has no shape"):
+        Parameters(module)
+    module(torch.ones(1, 2))
+    assert Parameters(module).names == ["0.weight", "0.bias"]
