@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
@@ -12,7 +12,9 @@ from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.events import Events
 from ncclkv.engine.layout import Layout
+from ncclkv.engine.reduction import Span
 from ncclkv.engine.update_rule import Updates
+from ncclkv.kernels.host.chunks import working_dtype
 from ncclkv.table.registry import Key
 
 
@@ -66,7 +68,7 @@ class Reducer:
             receive, apply = targets[number]
             op = state.bucket.op
             if op == "avg" and active is not None and active < self.comm.size:
-                op, apply = "sum", self._divide(receive, active, apply)
+                op, (span, receive, apply) = "sum", self._average(span, receive, active, apply)
             state.in_flight.add(state.reduction.launch(span, receive, op, apply), since)
             if not placement.replicated:
                 state.mark_stale(span.lo, span.hi)
@@ -74,19 +76,31 @@ class Reducer:
         state.filled.clear()
         updates.applying = within
 
-    def _divide(self, total: Array, active: int, then: Apply | None) -> Apply:
-        """Return an update that divides a sum by `active` before it calls `then`."""
-        kernels = self.comm.kernels
+    def _average(
+        self, span: Span, receive: Array, active: int, then: Apply | None
+    ) -> tuple[Span, Array, Apply]:
+        """Return the span to sum, the array for its sum, and an update that makes the average.
+
+        The update divides the sum by `active`, writes it to `receive`, and calls `then`.
+        """
+        kernels, dtype = self.comm.kernels, span.gradients.dtype
+        working, total = working_dtype(dtype, "avg"), receive
+        if working != dtype:  # a sum in this dtype would wrap, or be rounded
+            total = kernels.empty(span.gradients.shape, working)
+            kernels.unpack(span.gradients, total)
+            span = replace(span, gradients=total, weights=total, collective=None)
 
         def apply(lo: int, hi: int) -> None:
             part = total[lo:hi]
             # Averaged with zeros, since a division here would round integers otherwise.
             zeros = kernels.zeros(hi - lo, part.dtype)
             kernels.reduce([part, *[zeros] * (active - 1)], part, "avg")
+            if total is not receive:
+                kernels.unpack(part, receive[lo:hi])
             if then is not None:
                 then(lo, hi)
 
-        return apply
+        return span, total, apply
 
     def complete(self, states: Iterable[BucketState]) -> None:
         """Wait for all that is in flight in the given buckets."""

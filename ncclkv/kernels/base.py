@@ -100,8 +100,8 @@ class Kernels(Protocol):
     def reduce(self, parts: Arrays, out: Array, op: str) -> None:
         """Reduce the ranks' `parts`, in their order, into `out`, which may be one of them.
 
-        16-bit floats are combined in float32 and rounded once; ``avg`` divides by ``len(parts)``
-        (integers toward zero).
+        16-bit floats are combined in float32 and rounded once; ``avg`` divides by ``len(parts)``,
+        integers toward zero, after a sum in 64 bits.
         """
 
     def find_nonfinite(self, array: Array, flag: Array) -> None:

@@ -86,7 +86,8 @@ class KVStore(KVStoreBase):
             Python number makes a key of shape (): bool, int64, float64 or complex128.
         op : {"sum", "avg", "max", "min", "prod"}
             The reduction of pushes over ranks.  A sum of bool is a logical or, a product a logical
-            and; ``avg`` divides the sum over ranks by their number, integers toward zero.
+            and; ``avg`` divides the sum over ranks by their number, integers toward zero.  The sum
+            of integers wraps around; that of an average is made in 64 bits.
             Complex numbers have ``sum`` and ``avg`` only.
 
         Raises
@@ -503,7 +504,15 @@ are ints, such as 3; use one kind
     def allreduce(self, x: ArrayLike, op: Op = "sum", *, out: None = None) -> Array: ...
 
     @overload
-    def allreduce(self, x: NumberT, op: Op = "sum", *, out: None = None) -> NumberT: ...
+    def allreduce(self, x: float, op: Literal["avg"], *, out: None = None) -> float: ...
+
+    @overload
+    def allreduce(self, x: complex, op: Literal["avg"], *, out: None = None) -> complex: ...
+
+    @overload
+    def allreduce(
+        self, x: NumberT, op: Literal["sum", "max", "min", "prod"] = "sum", *, out: None = None
+    ) -> NumberT: ...
 
     @overload
     def allreduce(
@@ -535,7 +544,8 @@ are ints, such as 3; use one kind
         -------
         ndarray or number, or list of them, or None
             New arrays when `out` is not given: NumPy's, or CuPy's from a store on a GPU.  The
-            result for a Python number is a Python number, for which the host waits.
+            result for a Python number is a Python number, for which the host waits.  The average
+            of Python ints is a float.
 
         Raises
         ------
@@ -547,7 +557,8 @@ are ints, such as 3; use one kind
         Notes
         -----
         A sum of bools is their logical or, as NumPy's: pass ``int(x)`` to count.  Integers wrap
-        around as those of NumPy, also Python's, which are summed in int64.
+        around as those of NumPy, also Python's, which are summed in int64.  The sum of an average
+        is made in 64 bits.
 
         allreduce neither flushes pushes nor changes values.  The call is refused in blocks of
         `group`, `uneven` and `capture`, and in an updater.  The arrays of a list share a collective

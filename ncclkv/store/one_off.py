@@ -40,8 +40,8 @@ class OneOff(Component):
         """Return the reductions of arrays over all ranks, or write them to `out`."""
         with self._reducing:
             with self._session.checks:
-                given = self._given("allreduce", x)
                 check_known("allreduce: op", op, OPS)
+                given = self._given("allreduce", x, op)
                 staging = self._cache.find(Kind("allreduce", op, given.forms))
                 results = self._results("allreduce", given, (), out)
             self._record("allreduce", staging, given)
@@ -71,9 +71,14 @@ class OneOff(Component):
 
     # Arguments
 
-    def _given(self, verb: str, x: Any) -> Given:
-        """Return the arrays to read; a Python number becomes an array of shape ()."""
+    def _given(self, verb: str, x: Any, op: str = "") -> Given:
+        """Return the arrays to read; a Python number becomes an array of shape ().
+
+        The average of Python ints is a float, as in Python's own division.
+        """
         items = list(x) if is_list(x) else [x]
+        if op == "avg":
+            items = [float(item) if type(item) is int else item for item in items]
         if not items:
             raise UsageError(f"{verb} was given an empty list; give at least one array")
         kernels = self._engine.kernels

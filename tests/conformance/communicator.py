@@ -71,12 +71,14 @@ def reduced(parts: list[Array], op: str) -> Array:
     """Reduce the parts in rank order, as `ncclkv.comm.base` documents."""
     dtype = parts[0].dtype
     wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
+    if op == "avg" and dtype.kind in "iu":
+        wide = np.dtype(np.int64 if dtype.kind == "i" else np.uint64)
     step = {"max": np.maximum, "min": np.minimum, "prod": np.multiply}.get(op, np.add)
     total = parts[0].astype(wide)
     for part in parts[1:]:
         total = step(total, part.astype(wide))
     if op == "avg" and dtype.kind in "iu":
-        count = dtype.type(len(parts))  # Floor division goes down, and not toward zero.
+        count = wide.type(len(parts))  # Floor division goes down, and not toward zero.
         return (total // count + ((total < 0) & (total % count != 0))).astype(dtype)
     if op == "avg":
         # Part by part, since NumPy multiplies a complex number by a rounded 1 / n.
@@ -227,8 +229,7 @@ def averages_of_integers_go_toward_zero(comm: Communicator) -> None:
         values[:4] = [-1, 1, 100, -128] if comm.rank == 0 else [0, 0, 100, 0]
         send = current_buffers().put(values)
         comm.allreduce(send, send, "avg").wait()
-        total = (100 * comm.size + 128) % 256 - 128
-        wanted = [int(x / comm.size) for x in (-1, 1, total, -128)]
+        wanted = [*(int(x / comm.size) for x in (-1, 1)), 100, int(-128 / comm.size)]
         assert current_buffers().get(send)[:4].tolist() == wanted
 
 

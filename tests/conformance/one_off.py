@@ -131,7 +131,7 @@ def a_number_gives_a_number(create: Stores) -> None:
     n = kv.num_workers
     cases: list[tuple[Any, str, Any]] = [
         (kv.rank + 1, "sum", total(kv)),
-        (-7 if kv.rank == 0 else 0, "avg", -(7 // n)),
+        (float(kv.rank), "avg", (n - 1) / 2),
         (kv.rank + 0.5, "max", n - 0.5),
         (2.0, "prod", 2.0**n),
         (kv.rank + 1, "min", 1),
@@ -145,6 +145,9 @@ def a_number_gives_a_number(create: Stores) -> None:
         got = kv.allreduce(number, op)
         assert type(got) is type(number)
         assert got == expected, (number, op)
+    average = kv.allreduce(4 if kv.rank == 0 else 3, "avg")
+    assert type(average) is float
+    assert abs(average - (3 + 1 / n)) < 1e-12
     ranks = kv.allgather(10 * kv.rank)
     assert (ranks.shape, ranks.dtype) == ((n,), np.int64)
     same(ranks, [10 * rank for rank in range(n)])

@@ -69,6 +69,57 @@ def integer_averages_go_toward_zero(create: Stores) -> None:
         same(pulled(kv, key, full(0, (4,), dtype)), want)
 
 
+NARROW = [np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32)]
+"""Dtypes of integers in which the sum of a few of the largest wraps."""
+
+
+def extremes(rank: int, dtype: np.dtype[Any], length: int) -> np.ndarray:
+    """Return a rank's largest and smallest integers, over and over."""
+    limits = np.iinfo(dtype)
+    ends = limits.max if rank == 0 else limits.min
+    some = [limits.max, limits.min, limits.max - rank, limits.min + 3 * rank, ends, rank]
+    return np.resize(np.array(some, dtype), length)
+
+
+def exact_average(parts: list[np.ndarray]) -> np.ndarray:
+    """Return the average of integers, toward zero, from Python's own integers."""
+    sums = (sum(map(int, each)) for each in zip(*(part[:6] for part in parts), strict=True))
+    exact = [abs(total) // len(parts) * (1 if total >= 0 else -1) for total in sums]
+    return np.resize(np.array(exact, parts[0].dtype), len(parts[0]))
+
+
+@case()
+def averages_of_narrow_integers_do_not_wrap(create: Stores) -> None:
+    kv = create()
+    dtypes = [each for each in NARROW if not current_buffers().capabilities.refused(each, "avg")]
+    for dtype in dtypes:
+        for length in (6, 30_000):  # a short sum, and several chunks
+            key = f"{dtype} {length}"
+            kv.init(key, full(0, (length,), dtype), op="avg")
+            want = exact_average([extremes(rank, dtype, length) for rank in range(kv.num_workers)])
+            mine = current_buffers().put(extremes(kv.rank, dtype, length))
+            kv.push(key, mine)
+            same(kv.pull(key), want)
+            same(kv.allreduce(mine, "avg"), want)
+
+
+@case()
+def averages_of_fewer_ranks_do_not_wrap(create: Stores) -> None:
+    for resting in range(create().num_workers):
+        kv = create()
+        for dtype in ("int8", "uint32", "float16"):
+            kv.init(dtype, full(0, (2000,), dtype), op="avg")
+        with kv.uneven():
+            if kv.rank >= resting:
+                kv.push("int8", full(-127, (2000,), np.int8))
+                kv.push("uint32", full(2**32 - 1, (2000,), np.uint32))
+                kv.push("float16", full(60_000, (2000,), np.float16))
+                kv.wait()
+        same(kv.pull("int8"), -127)
+        same(kv.pull("uint32"), 2**32 - 1)
+        same(kv.pull("float16"), 60_000)
+
+
 @case()
 def ops_and_a_function_as_updater(create: Stores) -> None:
     kv = create()

@@ -172,7 +172,7 @@ class HostCommunicator(Communicator):
         if node is None:
             ranks = self.rank, self.size, limits(self.size)
             return Collective(start, partial(wire_bytes, send.size, send.itemsize, to, *ranks))
-        array = node, send.size, send.dtype
+        array = node, send.size, send.dtype, op
         sent = partial(hierarchical.wire_bytes, *array, to, sharded=True, ordered=ordered)
         return Collective(start, sent)
 

@@ -106,7 +106,7 @@ class Reductions:
         if len(node.nodes) == 1 and send.nbytes <= INLINE_BYTES and not sharded:
             return self._of_copies(node, send, op, root), partial(sent, _COPIES)
         plan = ReductionPlan(node, send, receive, op, root, sharded_update=sharded)
-        in_memory = partial(hierarchical.wire_bytes, node, send.size, send.dtype, to)
+        in_memory = partial(hierarchical.wire_bytes, node, send.size, send.dtype, op, to)
         sent = partial(in_memory, sharded=sharded, ordered=ordered)
         return self._by_slices(node, plan, to, ordered), sent
 

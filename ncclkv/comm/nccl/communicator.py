@@ -40,7 +40,8 @@ class NcclCommunicator(Communicator):
     rounded at each step; all ranks get the same bits.  An average of floats is a sum of values
     multiplied by ``1 / size`` first; an average of integers is a sum divided toward zero.  If some
     ranks' elements are NaN, ``max`` and ``min`` may give another rank's number.  If `reproducible`
-    is set, NCCL only moves arrays, and the arithmetic is the same as on hosts.
+    is set, NCCL only moves arrays, and the arithmetic is the same as on hosts.  Averages of
+    integers below 64 bits are always made so, because NCCL's sum would wrap.
 
     Parameters
     ----------
@@ -200,10 +201,12 @@ class NcclCommunicator(Communicator):
         own: range,
     ) -> Collective:
         """Prepare a reduction, of which this rank receives and updates the elements `own`."""
+        wraps = dtypes.wraps(send.dtype, op)
 
         def start(apply: Apply | None) -> Work:
             update = partial(apply, own.start, own.stop) if apply is not None and own else None
-            if self.reproducible and self.size > 1:
+            if (wraps or self.reproducible) and self.size > 1:
+                self._messages.connect(f"{what} (connecting the ranks)")
                 ordered, scratch = self._messages.reduction(send, receive, op, to)
                 return self._launch(what, ordered, (send, receive, scratch), update)
             return self._launch(what, enqueue, (send, receive), update)

@@ -98,6 +98,17 @@ def reduction(dtype: np.dtype[Any], op: str, what: str = "") -> NcclType:
     return NcclType(moved.dtype, OPS[name], moved.factor)
 
 
+def wraps(dtype: np.dtype[Any], op: str) -> bool:
+    """Return whether NCCL's result may be wrong, because the sum does not fit the dtype.
+
+    Examples
+    --------
+    >>> wraps(np.dtype("int8"), "avg"), wraps(np.dtype("int8"), "sum")
+    (True, False)
+    """
+    return op == "avg" and dtype.kind in "iu" and dtype.itemsize < 8
+
+
 def move_arguments(send: Buffer, receive: Buffer, count: int) -> tuple[int, int, int, int]:
     """Return addresses, count and dtype of a collective of `count` elements, for a binding."""
     nccl_type = movement(send.dtype)

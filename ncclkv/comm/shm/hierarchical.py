@@ -99,7 +99,7 @@ class CrossNode(NodeGroup):
             yield from Sum(self.channel, parts, self._nodes, total, op, to).steps()
             return Reduced(total, 1, "sum")
         summed = "sum" if op == "avg" else op
-        total = np.empty(count, working_dtype(dtype))
+        total = np.empty(count, working_dtype(dtype, op))
         self.channel.kernels.reduce(parts, total, summed)
         order = [[number] for number in range(len(self._nodes))]
         yield from Sum(self.channel, [total], order, total[own], summed, to).steps()
@@ -107,7 +107,7 @@ class CrossNode(NodeGroup):
 
 
 def wire_bytes(
-    node: Node, count: int, dtype: np.dtype[Any], to: To, *, sharded: bool, ordered: bool
+    node: Node, count: int, dtype: np.dtype[Any], op: str, to: To, *, sharded: bool, ordered: bool
 ) -> int:
     """Return the bytes of a sum that neighbours read of this rank, and that it sends to nodes.
 
@@ -116,6 +116,7 @@ def wire_bytes(
     node : Node
     count : int
     dtype : dtype
+    op : str
     to : To
     sharded : bool
         Whether each element of the sum is written once a node.
@@ -127,7 +128,7 @@ def wire_bytes(
     width = nodes.bounds[-1] if isinstance(nodes, Owners) else hi - lo
     copies = 0 if sharded else sum(to.receives(rank) for rank in node.ranks if rank != node.rank)
     inside = (count - width + copies * width) * dtype.itemsize
-    itemsize = dtype.itemsize if ordered else working_dtype(dtype).itemsize
+    itemsize = dtype.itemsize if ordered else working_dtype(dtype, op).itemsize
     size, number = len(node.nodes), node.nodes.index(tuple(node.ranks))
     parts = len(node.ranks) if ordered else 1
     return inside + two_step.wire_bytes(width, itemsize, nodes, number, size, limits(size), parts)

@@ -149,10 +149,7 @@ class DeviceKernels:
 
         ``avg`` divides by ``len(parts)`` (integers toward zero).
         """
-        if op == "avg":
-            self._fold(parts, out, "sum", divisor=len(parts))
-        else:
-            self._fold(parts, out, op, divisor=0)
+        self._fold(parts, out, op, divisor=len(parts) if op == "avg" else 0)
 
     def _flat(self, value: DeviceArray, slot: DeviceArray) -> DeviceArray:
         """Return the value on the device of `slot` and in C order: itself, or a copy."""
@@ -166,8 +163,9 @@ class DeviceKernels:
 
     def _fold(self, parts: Arrays, out: DeviceArray, op: str, divisor: int) -> None:
         """Combine `parts` in order; a partial result between two launches is not rounded."""
-        program = COMBINE[dtype_name(out.dtype), op]
-        partial = _partial(parts, out) if len(parts) > kernel_args.PARTS else None
+        name = dtype_name(out.dtype)
+        program = COMBINE[name, "sum" if op == "avg" and out.dtype.kind not in "iu" else op]
+        partial = _partial(parts, out, op) if len(parts) > kernel_args.PARTS else None
         of_block = THREADS * kernel_args.COMBINED_TOGETHER
         blocks = min(-(-out.size // of_block), MAX_BLOCKS)
         for batch in ranges(len(parts), kernel_args.PARTS):
@@ -242,12 +240,12 @@ class DeviceKernels:
         return checksums(arrays, self._launch, self._staging.upload, self._transfer)
 
 
-def _partial(parts: Arrays, out: DeviceArray) -> DeviceArray:
+def _partial(parts: Arrays, out: DeviceArray, op: str) -> DeviceArray:
     """Return memory for results between launches: `out`, unless a later launch reads it as a part.
 
     A capture cannot allocate memory, so `out` itself is used if it can hold these results.
     """
-    working = working_dtype(out.dtype)
+    working = working_dtype(out.dtype, op)
     later = {part.data.ptr for part in parts[kernel_args.PARTS :]}
     if working == out.dtype and out.data.ptr not in later:
         return out

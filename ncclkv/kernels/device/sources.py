@@ -102,7 +102,13 @@ _ELEMENTS = {
     **_COMPLEX,
 }
 
-_STEP = {"sum": "add", "prod": "multiply", "max": "larger", "min": "smaller"}
+_STEP = {"sum": "add", "avg": "add", "prod": "multiply", "max": "larger", "min": "smaller"}
+_WIDEST = {
+    dtype: "unsigned long long" if dtype[0] == "u" else "long long"
+    for dtype in _ELEMENTS
+    if "int" in dtype
+}
+"""Types of the sums of averages of integers."""
 
 COPY = KernelSource("copy", "", kernel_args.COPIES, {"PER_BLOCK": str(kernel_args.COPY_BYTES)})
 """Kernel that copies many arrays."""
@@ -112,15 +118,21 @@ COMBINE = {
         "combine",
         f"{op} of {dtype}",
         kernel_args.COMBINATION,
-        {"STEP": step, "TOGETHER": str(kernel_args.COMBINED_TOGETHER), **macros},
+        {
+            "STEP": step,
+            "TOGETHER": str(kernel_args.COMBINED_TOGETHER),
+            **macros,
+            **({"WORKING": _WIDEST[dtype]} if op == "avg" else {}),
+        },
     )
     for dtype, macros in _ELEMENTS.items()
     for op, step in _STEP.items()
-    if dtype not in _COMPLEX or op == "sum"
+    if (dtype in _WIDEST if op == "avg" else dtype not in _COMPLEX or op == "sum")
 }
-"""Kernels that combine arrays of one shape, by dtype and op; ``avg`` is ``sum`` with a divisor.
+"""Kernels that combine arrays of one shape, by dtype and op.
 
-Complex numbers are only added: they have no order, and NCCL does not multiply them.
+Complex numbers are only added: they have no order, and NCCL does not multiply them.  ``avg`` of
+other dtypes than integers is ``sum`` with a divisor.
 """
 
 UPDATE = {

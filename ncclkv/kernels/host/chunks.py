@@ -18,9 +18,23 @@ CHUNK_BYTES = 128 * 1024
 Block = tuple[int | slice | EllipsisType, ...]
 
 
-def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of arithmetic on arrays of `dtype`."""
-    return np.dtype(np.float32) if is_low_precision(dtype) else dtype
+_WIDEST = {"i": np.dtype(np.int64), "u": np.dtype(np.uint64)}
+
+
+def working_dtype(dtype: np.dtype[Any], op: str = "sum") -> np.dtype[Any]:
+    """Return the dtype of arithmetic on arrays of `dtype`.
+
+    Examples
+    --------
+    >>> working_dtype(np.dtype(np.float16))
+    dtype('float32')
+    >>> working_dtype(np.dtype(np.int8)), working_dtype(np.dtype(np.int8), "avg")
+    (dtype('int8'), dtype('int64'))
+    """
+    if is_low_precision(dtype):
+        return np.dtype(np.float32)
+    # The sum may be too large for the dtype where the average is not.
+    return _WIDEST.get(dtype.kind, dtype) if op == "avg" else dtype
 
 
 def chunk_length(dtype: np.dtype[Any]) -> int:
@@ -28,9 +42,9 @@ def chunk_length(dtype: np.dtype[Any]) -> int:
     return CHUNK_BYTES // dtype.itemsize
 
 
-def scratch(rows: int, count: int, dtype: np.dtype[Any]) -> Array:
+def scratch(rows: int, count: int, dtype: np.dtype[Any], op: str = "sum") -> Array:
     """Return rows of a chunk's length, for arithmetic on `count` elements of `dtype`."""
-    working = working_dtype(dtype)
+    working = working_dtype(dtype, op)
     return np.empty((rows, max(1, min(chunk_length(working), count))), working)
 
 

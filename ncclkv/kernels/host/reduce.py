@@ -2,7 +2,8 @@
 
 The rules are those of NumPy: integers wrap, a sum of bools is their logical or and a product their
 logical and, and NaN wins every maximum and minimum.  16-bit floats are combined in float32 and
-rounded once.  If the kernels in C are active, they make sums and averages of float32 and float64.
+rounded once; the sum of an average of integers is made in 64 bits.  If the kernels in C are active,
+they make sums and averages of float32 and float64.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Reducer:
     """
 
     def __init__(self, dtype: np.dtype[Any], count: int, op: str) -> None:
-        self._scratch = scratch(2, count, dtype)
+        self._scratch = scratch(2, count, dtype, op)
         self._length = self._scratch.shape[1]
         self._op = op
         self._dtype = dtype

@@ -235,13 +235,21 @@ def reduced(ranks: Sequence[Sequence[Array]], op: str) -> Array:
     parts = [_combined(arrays, op) for arrays in ranks]
     if op != "avg":
         return _combined(parts, op)
-    wide = dtype if not is_16_bit_float(dtype) else np.dtype(np.float32)
+    wide = working_dtype(dtype)
     total = _combined([part.astype(wide) for part in parts], op)
     if dtype.kind in "iu":  # toward zero, where // is downward
         return np.asarray(total // len(ranks) + ((total < 0) & (total % len(ranks) != 0)), dtype)
     if dtype.kind == "c":  # each part by itself: dividing complex numbers rounds more than once
         return np.asarray(total.real / len(ranks) + 1j * (total.imag / len(ranks))).astype(dtype)
     return np.asarray(total / wide.type(len(ranks))).astype(dtype)
+
+
+def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which an average is made."""
+    if is_16_bit_float(dtype):
+        return np.dtype(np.float32)
+    widest = {"i": np.dtype(np.int64), "u": np.dtype(np.uint64)}
+    return widest.get(dtype.kind, dtype)
 
 
 def _combined(arrays: Sequence[Array], op: str) -> Array:

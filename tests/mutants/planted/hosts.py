@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         name="sums-of-nodes-rounded",
         file=HIERARCHICAL,
-        old="np.empty(count, working_dtype(dtype))\n",
+        old="np.empty(count, working_dtype(dtype, op))\n",
         new="np.empty(count, dtype)\n",
         why="16-bit sums are rounded once a node",
         tests=(COMM_NODES,),

@@ -1,5 +1,5 @@
 // ELEMENT is the type of an array, and WORKING the type of its arithmetic: float for 16-bit floats,
-// else the same type.
+// 64 bits for averages of integers, else the same type.
 
 #pragma once
 

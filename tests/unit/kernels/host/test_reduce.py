@@ -135,14 +135,15 @@ def test_averages(dtype: str) -> None:
         ("int64", [2**62, 2**62, 0], -(2**63) // 3 + 1),
         ("int64", [-(2**63)], -(2**63)),
         ("int64", [-(2**62) - 1, -(2**62), 0], (2**63 - 1) // 3),
-        ("uint8", [200, 200], 72),
+        ("uint8", [200, 200], 200),
         ("uint64", [2**63, 2**63 - 1], 2**63 - 1),
         ("int8", [-1] * 128, -1),
-        ("int8", [1] * 200, 0),
-        ("uint8", [1] * 300, 0),
+        ("int8", [1] * 200, 1),
+        ("uint8", [1] * 300, 1),
+        ("int32", [-(2**31), -(2**31) + 1], -(2**31) + 1),
     ],
 )
-def test_averages_of_integers_are_cut_toward_zero_after_wrapping(
+def test_averages_of_integers_are_cut_toward_zero_after_a_sum_in_64_bits(
     dtype: str, numbers: list[int], expected: int
 ) -> None:
     out = np.zeros(2, dtype)
