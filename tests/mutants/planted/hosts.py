@@ -42,9 +42,17 @@ MUTANTS = (
     Mutant(
         name="half-precision-summed-in-half",
         file=CHUNKS,
-        old="    return np.dtype(np.float32) if is_low_precision(dtype) else dtype\n",
-        new="    return dtype\n",
+        old="        return np.dtype(np.float32)\n",
+        new="        return dtype\n",
         why="16-bit sums are rounded at every rank",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="averages-of-integers-wrap",
+        file=CHUNKS,
+        old='    return _WIDEST.get(dtype.kind, dtype) if op == "avg" else dtype\n',
+        new="    return dtype\n",
+        why="the sum of an average does not fit the dtype",
         tests=(THREADS,),
     ),
     Mutant(
