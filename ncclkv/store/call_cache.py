@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
-from operator import attrgetter, countOf, eq, is_
+from operator import attrgetter, countOf, eq, itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ _CALL_BYTES, _ARRAY_BYTES = 2560, 512
 
 Attribute = Callable[[Any], Any]
 """Getter of an attribute that a program can change while an array stays at its address."""
+
+Selection = Callable[[Sequence[Any]], Sequence[Any]]
+"""Returns the arrays of a list in another order."""
 
 _dtype_of: Attribute = attrgetter("dtype")
 _axes_of: Attribute = attrgetter("ndim")
@@ -85,7 +88,9 @@ class CallCache:
             call = self._last.get(verb)
             if call is None or not call.is_of_list(key, given):
                 call = self._earlier(verb, key, given)
-            return None if call is None else (call.made, given)
+            if call is None:
+                return None
+            return call.made, given if call.row_of is None else call.row_of(given)
         try:
             one = self._ones[verb].get(key)
         except TypeError:  # not a key: the checks refuse it
@@ -112,8 +117,8 @@ class CallCache:
         key, given : Any
             The keys and the arrays as the program gave them.
         row : sequence of ndarray
-            The arrays as the call uses them.  An array of another library has a view here, whose
-            memory the library may replace; such a call is not cached.
+            The arrays as the call uses them, in any order.  An array of another library has a view
+            here, whose memory the library may replace; such a call is not cached.
         made : Any
             The prepared form.
         """
@@ -121,11 +126,14 @@ class CallCache:
         if several != is_list(given):
             return
         arrays = given if several else [given]
-        if len(row) != len(arrays) or not all(map(is_, row, arrays)):
+        places = {id(array): place for place, array in enumerate(arrays)}
+        order = [places.get(id(array), -1) for array in row]
+        if len(row) != len(arrays) or {*order} != {*places.values()}:
             return
         to_write = verb != "push"
         if several:
-            self._add((verb, tuple(key)), _List(list(key), arrays, made, to_write=to_write))
+            call = _List(list(key), arrays, made, order, to_write=to_write)
+            self._add((verb, tuple(key)), call)
         else:
             self._ones[verb][key] = _One(key, given, made, to_write=to_write)
 
@@ -189,14 +197,24 @@ class _List:
     ----------
     made : Any
         The prepared form.
+    row_of : callable or None
+        Returns the arrays in the order in which the call uses them; None for the order given.
     nbytes : int
         An estimate of the memory that the call takes, with its prepared form.
     """
 
     def __init__(
-        self, keys: list[Any], arrays: Sequence[Any], made: Any, *, to_write: bool
+        self,
+        keys: list[Any],
+        arrays: Sequence[Any],
+        made: Any,
+        order: Sequence[int],
+        *,
+        to_write: bool,
     ) -> None:
         self.made = made
+        in_order = all(arrays[place] is array for place, array in zip(order, arrays, strict=True))
+        self.row_of: Selection | None = None if in_order else itemgetter(*order)
         self.nbytes = call_bytes(len(keys))
         self._keys = keys
         self._key_addresses = _addresses(keys)
