@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.arrays.memory import address, protected
+from ncclkv.arrays.memory import address, addresses, protected
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import EVERYONE, Buffer, Owners, To
 from ncclkv.engine.in_flight import InFlight
@@ -284,11 +284,26 @@ class BucketMemory:
                 is_weights = memory is state.weights
                 self._ranges.append((start, start + memory.nbytes, state, is_weights))
         self._ranges.sort(key=lambda each: each[0])
+        self._starts = [each[0] for each in self._ranges]
+        self._ends = np.array([each[1] for each in self._ranges], np.intp)
 
     def find(self, array: Array) -> tuple[BucketState, bool] | None:
         """Return the bucket that the array lies in, and whether in its weights; else None."""
         start = address(array)
-        nearest = bisect.bisect_right(self._ranges, start, key=lambda each: each[0]) - 1
+        nearest = bisect.bisect_right(self._starts, start) - 1
         if nearest < 0 or start >= self._ranges[nearest][1]:
             return None
         return self._ranges[nearest][2:]
+
+    def find_all(self, arrays: Sequence[Array]) -> list[tuple[BucketState, bool] | None]:
+        """Return the result of `find` for each array."""
+        begins = addresses(arrays)
+        if begins is None or self.holds_any(begins):
+            return [self.find(array) for array in arrays]
+        return [None] * len(arrays)
+
+    def holds_any(self, begins: NDArray[np.intp]) -> bool:
+        """Return whether an address lies in a bucket."""
+        nearest = np.searchsorted(self._starts, begins, "right")
+        # The first bound is below every address.
+        return bool((begins < np.append(0, self._ends)[nearest]).any())

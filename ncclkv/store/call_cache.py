@@ -1,7 +1,9 @@
-"""CallCache: prepared calls, found again by their keys and by the identity of their arrays.
+"""CallCache: prepared calls, found again by their keys and their arrays.
 
 The calls of a training loop repeat.  Checking and sorting their arrays takes longer than copying
-small arrays.  So the prepared form of a call is kept until one of its arrays is freed or changed.
+small arrays.  So the prepared form of a call is kept, and serves the same call again until one of
+its arrays is freed or changed.  The form then serves new NumPy arrays of the same dtypes, shapes
+and flags, which programs make in each step.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from operator import attrgetter, countOf, eq, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +25,7 @@ BYTES_A_KEY = 1024
 """Bytes for each key: enough to cache a push and a pull of all keys, the calls of one step."""
 
 # Measured by tracemalloc, rounded up: a call of a list, and each array of the list.
-_CALL_BYTES, _ARRAY_BYTES = 2560, 512
+_CALL_BYTES, _ARRAY_BYTES = 3072, 512
 
 Attribute = Callable[[Any], Any]
 """Getter of an attribute that a program can change while an array stays at its address."""
@@ -36,6 +38,13 @@ _axes_of: Attribute = attrgetter("ndim")
 _shape_of: Attribute = attrgetter("shape")
 _in_order: Attribute = attrgetter("flags.carray")
 """True for a writable NumPy array in C order, whose layout follows from its shape."""
+
+_flags_of: Attribute = attrgetter("flags.num")
+_CONTIGUOUS, _OWN = 3, 4
+"""Flags of a NumPy array: in C or Fortran order; owner of its memory, which no view has."""
+
+Outside = Callable[[Sequence[Any]], bool]
+"""Returns whether arrays lie in no bucket and share no memory; may be False needlessly."""
 
 
 class CallCache:
@@ -108,7 +117,45 @@ class CallCache:
         self._last[verb] = call
         return call
 
-    def keep_call(self, verb: str, key: Any, given: Any, row: Sequence[Any], made: Any) -> None:
+    def find_alike(
+        self, verb: str, key: Any, given: Any, outside: Outside
+    ) -> tuple[Any, Sequence[Any]] | None:
+        """Return the prepared form of a call of these keys, if new arrays fit it; keep the arrays.
+
+        Parameters
+        ----------
+        verb : str
+        key, given : Any
+        outside : callable
+            Called with arrays that are views, which may lie anywhere.
+        """
+        one, call = None, None
+        try:
+            if is_list(key):
+                call = self._lists.get((verb, tuple(key)))
+            else:
+                one = self._ones[verb].get(key)
+        except TypeError:  # not a key: the checks refuse it
+            return None
+        if one is not None and one.fits(key, given, outside):
+            one.refer_to(given)
+            return one.made, (given,)
+        if call is not None and call.fits(key, given, outside):
+            call.refer_to(given)
+            self._last[verb] = call
+            return call.made, given if call.row_of is None else call.row_of(given)
+        return None
+
+    def keep_call(
+        self,
+        verb: str,
+        key: Any,
+        given: Any,
+        row: Sequence[Any],
+        made: Any,
+        *,
+        serves_others: bool = True,
+    ) -> None:
         """Keep the prepared form of a call, if its arrays are NumPy's or CuPy's.
 
         Parameters
@@ -121,6 +168,8 @@ class CallCache:
             here, whose memory the library may replace; such a call is not cached.
         made : Any
             The prepared form.
+        serves_others : bool
+            Whether the form serves other arrays, which lie in no bucket.
         """
         several = is_list(key)
         if several != is_list(given):
@@ -131,11 +180,14 @@ class CallCache:
         if len(row) != len(arrays) or {*order} != {*places.values()}:
             return
         to_write = verb != "push"
+        # Places of an array that is given twice do not tell which key it is for.
+        serves_others = serves_others and len(places) == len(arrays)
+        form = _form_of(arrays) if serves_others else None
         if several:
-            call = _List(list(key), arrays, made, order, to_write=to_write)
+            call = _List(list(key), arrays, made, order, form, to_write=to_write)
             self._add((verb, tuple(key)), call)
         else:
-            self._ones[verb][key] = _One(key, given, made, to_write=to_write)
+            self._ones[verb][key] = _One(key, given, made, form, to_write=to_write)
 
     def _add(self, name: tuple[str, tuple[Hashable, ...]], call: _List) -> None:
         """Keep a call of a list in place of the earlier call of its keys; evict the oldest."""
@@ -163,13 +215,26 @@ class CallCache:
 class _One:
     """A call of one key with one array, which it does not keep alive."""
 
-    __slots__ = ("_dtype", "_key", "_kind", "_layout", "_layout_of", "_reference", "_shape", "made")
+    __slots__ = (
+        "_dtype",
+        "_flags",
+        "_key",
+        "_kind",
+        "_layout",
+        "_layout_of",
+        "_reference",
+        "_shape",
+        "made",
+    )
 
-    def __init__(self, key: Any, array: Any, made: Any, *, to_write: bool) -> None:
+    def __init__(
+        self, key: Any, array: Any, made: Any, form: _Form | None, *, to_write: bool
+    ) -> None:
         self.made = made
         self._kind = type(key)
         self._key = None if self._kind in EXACT else key
-        self._reference = weakref.ref(array)
+        self._flags: int | None = array.flags.num if form else None
+        self.refer_to(array)
         self._shape = array.shape
         self._dtype = array.dtype
         self._layout_of = _layout_of([array]) if to_write else None
@@ -185,6 +250,22 @@ class _One:
             and array.dtype is self._dtype
             and (self._layout_of is None or self._layout_of(array) == self._layout)
         )
+
+    def fits(self, key: Any, array: Any, outside: Outside) -> bool:
+        """Return whether the prepared form serves this key with another array."""
+        return (
+            type(key) is self._kind
+            and (self._key is None or key is self._key)
+            and type(array) is np.ndarray
+            and array.flags.num == self._flags
+            and array.shape == self._shape
+            and array.dtype == self._dtype
+            and bool(self._flags & _OWN or outside([array]))
+        )
+
+    def refer_to(self, array: Any) -> None:
+        """Find the call by this array from now on."""
+        self._reference = weakref.ref(array)
 
 
 class _List:
@@ -209,6 +290,7 @@ class _List:
         arrays: Sequence[Any],
         made: Any,
         order: Sequence[int],
+        form: _Form | None,
         *,
         to_write: bool,
     ) -> None:
@@ -220,6 +302,18 @@ class _List:
         self._key_addresses = _addresses(keys)
         self._kinds = list(map(type, keys))
         self._exact = EXACT.issuperset(self._kinds)
+        self._form = form
+        self._to_write = to_write
+        self.refer_to(arrays)
+        # The shape of an array of one axis cannot change: NumPy resizes no array with references.
+        flat = all(array.ndim == 1 for array in arrays)
+        attributes = [_dtype_of, _axes_of if flat else _shape_of]
+        if to_write:
+            attributes += filter(None, [_layout_of(arrays)])
+        self._attributes = [(each, *_intern(map(each, arrays))) for each in attributes]
+
+    def refer_to(self, arrays: Sequence[Any]) -> None:
+        """Find the call by these arrays from now on."""
         # A new array may get the address of a freed array; the references detect this.
         present = self._present = [True]
 
@@ -228,12 +322,6 @@ class _List:
 
         self._references = [weakref.ref(array, freed) for array in arrays]
         self._addresses = _addresses(arrays)
-        # The shape of an array of one axis cannot change: NumPy resizes no array with references.
-        flat = all(array.ndim == 1 for array in arrays)
-        attributes = [_dtype_of, _axes_of if flat else _shape_of]
-        if to_write:
-            attributes += filter(None, [_layout_of(arrays)])
-        self._attributes = [(each, *_intern(map(each, arrays))) for each in attributes]
 
     def is_of_list(self, keys: Sequence[Any], arrays: Any) -> bool:
         """Return whether the call has these keys and these arrays."""
@@ -255,10 +343,52 @@ class _List:
                 return False
         return True
 
+    def fits(self, keys: Sequence[Any], arrays: Any, outside: Outside) -> bool:
+        """Return whether the prepared form serves these keys with other arrays."""
+        form = self._form
+        if form is None or not (is_list(arrays) and len(arrays) == len(self._references)):
+            return False
+        if _addresses(keys) != self._key_addresses and not self._has_equal(keys):
+            return False
+        if countOf(map(type, arrays), np.ndarray) != len(arrays):
+            return False
+        if not all(list(map(attribute, arrays)) == had for attribute, had in form.attributes):
+            return False
+        if not form.own:
+            return outside(arrays)
+        return not self._to_write or len({*map(id, arrays)}) == len(arrays)
+
     def _has_equal(self, keys: Sequence[Any]) -> bool:
         """Return whether the call has keys like these, of the same types."""
         # True equals the key 1, and an object of a str's subclass may equal any str.
         return self._exact and list(map(type, keys)) == self._kinds and self._keys == list(keys)
+
+
+class _Form(NamedTuple):
+    """The flags, dtypes and shapes of NumPy arrays, in C or Fortran order.
+
+    Attributes
+    ----------
+    attributes : list of (callable, list)
+        Getters, and the value of each array.
+    own : bool
+        Whether each array owns its memory: others like them share none, and lie in no bucket.
+    """
+
+    attributes: list[tuple[Attribute, list[Any]]]
+    own: bool
+
+
+def _form_of(arrays: Sequence[Any]) -> _Form | None:
+    """Return the form of arrays; None if one is a view with strides, or of another library."""
+    if countOf(map(type, arrays), np.ndarray) != len(arrays):
+        return None
+    getters = _flags_of, _dtype_of, _shape_of
+    attributes = [(each, _intern(map(each, arrays))[0]) for each in getters]
+    flags = set(attributes[0][1])
+    if not all(each & _CONTIGUOUS for each in flags):
+        return None
+    return _Form(attributes, all(each & _OWN for each in flags))
 
 
 def call_bytes(length: int) -> int:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ncclkv.arguments import check_flag
+from ncclkv.arrays.memory import addresses, lie_apart
 from ncclkv.arrays.torch import tensors
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.bucket_state import Array
@@ -69,7 +70,7 @@ class Transfers(Component):
             made = self._new_outs(key, local=local) if out is None else None
             epoch, out = self._engine.epoch, made if out is None else out
             pull, row = self._cache.find_call("pull", key, out, epoch) or self._new_pull(
-                "pull", key, out, local=local, kept=made is None
+                "pull", key, out, local=local
             )
             if local:
                 self._engine.read_values(pull, row)
@@ -178,6 +179,9 @@ class Transfers(Component):
 
     def _new_push(self, verb: str, key: Any, value: Any) -> tuple[Push, Sequence[Array]]:
         """Return a push of arrays that have been checked, and the arrays."""
+        found = self._cache.find_alike("push", key, value, self._lie_outside)
+        if found is not None:
+            return found
         registry, rule = self._engine.layout.registry, self._engine.rule
         with self._session.checks:
             values = check.values(verb, key, value, registry, self._engine.kernels)
@@ -189,8 +193,13 @@ class Transfers(Component):
             problem = out_of_memory(verb, key, error)
             self._session.checks.raised = problem  # nothing has been recorded
             raise problem from error
-        self._cache.keep_call("push", key, value, row, push)
+        self._cache.keep_call("push", key, value, row, push, serves_others=not push.in_place)
         return push, row
+
+    def _lie_outside(self, arrays: Sequence[Array]) -> bool:
+        """Return whether arrays to read lie in no bucket; may be False needlessly."""
+        begins = addresses(arrays)
+        return begins is not None and self._engine.layout.lie_outside(begins)
 
     def _record_and_push(
         self,
@@ -217,27 +226,33 @@ class Transfers(Component):
     # Pulls
 
     def _new_pull(
-        self, verb: str, key: Any, out: Any, *, local: bool = False, kept: bool = True
+        self, verb: str, key: Any, out: Any, *, local: bool = False
     ) -> tuple[Pull, Sequence[Array]]:
-        """Return a pull into arrays that have been checked, and the arrays.
-
-        The call is cached if `kept`: the arrays may be pulled into again.
-        """
+        """Return a pull into arrays that have been checked, and the arrays."""
+        found = self._cache.find_alike("pull", key, out, self._lie_apart)
+        if found is not None:
+            return found
         layout = self._engine.layout
         with self._session.checks:
             reads = check.outs(verb, key, out, layout.registry, self._engine.kernels)
             if local or self._block is None:  # the end of a group checks where they lie
                 layout.check_outs(reads, flushed=not local)
         pull, row = self._engine.plan_pull(reads)
-        if kept:
-            self._keep_pull("pull", key, out, row, pull)
+        self._keep_pull("pull", key, out, row, pull)
         pull.tensors = tensors(out)
         return pull, row
+
+    def _lie_apart(self, arrays: Sequence[Array]) -> bool:
+        """Return whether arrays to write lie in no bucket and share no memory; as above."""
+        begins = addresses(arrays)
+        if begins is None or not lie_apart(arrays, begins):
+            return False
+        return self._engine.layout.lie_outside(begins)
 
     def _keep_pull(self, verb: str, key: Any, out: Any, row: Sequence[Array], pull: Pull) -> None:
         """Keep a pull for the next call with these arrays, if they lie in no bucket."""
         layout = self._engine.layout
-        if layout.sealed and all(layout.bucket_of(array) is None for array in row):
+        if layout.sealed and not any(layout.buckets_of_all(row)):
             self._cache.keep_call(verb, key, out, row, pull)
 
     def _new_outs(self, key: Any, *, local: bool) -> Array | list[Array]:
@@ -266,7 +281,10 @@ class Transfers(Component):
 
     def _end_group(self, group: Group) -> None:
         """Execute the calls of a group: one push, then one pull."""
-        cached = self._cache.find_call("group", group.keys, group.outs, self._engine.epoch)
+        names = "group", group.keys, group.outs
+        cached = self._cache.find_call(*names, self._engine.epoch) or self._cache.find_alike(
+            *names, self._lie_apart
+        )
         reads = [] if cached is not None else group.reads()
         check.check_disjoint("group", reads)
         group.prepare(reads)

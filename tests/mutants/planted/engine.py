@@ -231,8 +231,8 @@ MUTANTS = (
     Mutant(
         name="first-value-for-a-shared-out",
         file=BATCH,
-        old="index for index, (_, out) in enumerate(reads)}\n",
-        new="index for index, (_, out) in reversed([*enumerate(reads)])}\n",
+        old="index for index, same in enumerate(identities(outs))}\n",
+        new="index for index, same in reversed([*enumerate(identities(outs))])}\n",
         why="an out that stands for several keys gets the first one's value",
         tests=(THREADS,),
     ),
