@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from ncclkv.engine.group import Group
 from ncclkv.engine.overlap import OrderedLaunch
 from ncclkv.errors import OutOfMemory, UsageError
 from ncclkv.store import check
-from ncclkv.store.call_cache import CallCache
+from ncclkv.store.call_cache import CallCache, Counts
 from ncclkv.store.context import Component, Context
 from ncclkv.store.keys import is_list, key_list, one_key, single
 from ncclkv.store.registration import Assignment, Registration
@@ -42,6 +42,11 @@ class Transfers(Component):
         # The verbs of other threads replace these two in an overlap block.
         self._pushing: Verb | SharedVerb = verb("push")
         self._viewing: Verb | SharedVerb = context.session.verb("grad_view", allowed_inside=BLOCKS)
+
+    @property
+    def counts(self) -> Mapping[str, Counts]:
+        """The calls of each verb, counted."""
+        return self._cache.counts
 
     # Verbs
 
@@ -252,7 +257,11 @@ class Transfers(Component):
     def _keep_pull(self, verb: str, key: Any, out: Any, row: Sequence[Array], pull: Pull) -> None:
         """Keep a pull for the next call with these arrays, if they lie in no bucket."""
         layout = self._engine.layout
-        if layout.sealed and not any(layout.buckets_of_all(row)):
+        if not layout.sealed:
+            self._cache.note(verb, "a key has no bucket before the first push")
+        elif any(layout.buckets_of_all(row)):
+            self._cache.note(verb, "an array lies in a bucket")
+        else:
             self._cache.keep_call(verb, key, out, row, pull)
 
     def _new_outs(self, key: Any, *, local: bool) -> Array | list[Array]:

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant, Selection
 CUPY = "ncclkv/arrays/cupy.py"
 DEVICE = "ncclkv/arrays/device.py"
 DLPACK = "ncclkv/arrays/dlpack.py"
-RECENT = "ncclkv/store/call_cache.py"
+RECENT = "ncclkv/store/kept_calls.py"
 TORCH = "ncclkv/arrays/torch.py"
 TRANSFERS = "ncclkv/store/transfers.py"
 

@@ -13,7 +13,8 @@ import pytest
 
 import ncclkv
 from ncclkv.store import call_cache as recent_calls
-from ncclkv.store.call_cache import CallCache, call_bytes
+from ncclkv.store.call_cache import CallCache
+from ncclkv.store.kept_calls import call_bytes
 
 
 def f(*shape: int) -> np.ndarray:
