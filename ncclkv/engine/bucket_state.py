@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ncclkv.arrays.memory import address, addresses, protected
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import EVERYONE, Buffer, Owners, To
+from ncclkv.engine.gathered import Gathered
 from ncclkv.engine.in_flight import InFlight
 from ncclkv.engine.reduction import Reduction, Span
 from ncclkv.kernels.base import Kernels
@@ -93,6 +94,10 @@ class BucketState:
         self._optimizer_states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
         self._spans: dict[Range, Span] = {}
         self._pushed_spans: dict[Key | None, list[Span]] = {}
+        # Of the last push of several keys that are not all: a loop of training repeats it.
+        self._part_pushed: set[Key] = set()
+        self._part_spans: list[Span] = []
+        self._gathered: Gathered | None = None
         self.pushed: set[Key] = set()
         self.filled: set[Key] = set()
         self.step: Any = None
@@ -136,6 +141,7 @@ class BucketState:
         """Drop the ranges, whose weights or destination have changed."""
         self._spans.clear()
         self._pushed_spans.clear()
+        self._part_pushed, self._part_spans, self._gathered = set(), [], None
 
     def part(self, to: To) -> Range:
         """Return the elements that this rank updates, if sums go to `to` and this rank updates."""
@@ -178,12 +184,20 @@ class BucketState:
         pushed, which = self.pushed, None
         if len(pushed) != self.key_count:
             if len(pushed) > 1:
-                return self._spans_of(pushed)
+                if pushed != self._part_pushed:
+                    self._part_pushed, self._part_spans = set(pushed), self._spans_of(pushed)
+                return self._part_spans
             (which,) = pushed
         cached = self._pushed_spans.get(which)
         if cached is None:
             cached = self._pushed_spans[which] = self._spans_of(pushed)
         return cached
+
+    def gathered(self, spans: Sequence[Span]) -> Gathered:
+        """Return the array of several ranges; the same array for the ranges of the last call."""
+        if self._gathered is None or self._gathered.spans != spans:
+            self._gathered = Gathered(spans, self.to, self._comm)
+        return self._gathered
 
     @property
     def own(self) -> Set[Key]:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import ncclkv
+from ncclkv.engine.events import Instrument
 from ncclkv.store.transfers import Transfers
+from tests.harness.context import context_of
 
 NAMES = [f"layer{number}.{part}" for number in range(10) for part in ("weight", "bias")]
 
@@ -123,3 +125,40 @@ def test_other_arrays_in_the_same_order_are_checked(checked: list[str]) -> None:
                 for key, out in zip(keys, turn, strict=True):
                     assert (out == number_of(key)).all()
         assert checked.count("_new_pull") == 4
+
+
+class Launches(Instrument):
+    """Records the label and the bytes of each launch."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, int]] = []
+
+    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
+        self.made.append((label, nbytes))
+
+
+@pytest.mark.parametrize("update_on", ["every_rank", "root", "sharded"])
+def test_many_keys_between_others_are_reduced_by_one_collective(update_on: str) -> None:
+    keys = list(range(300))
+    counts = [20_000 if key == 151 else 5 for key in keys]
+    log = Launches()
+    with ncclkv.create("dist_sync", update_on=update_on) as kv:
+        kv.init(keys, [np.zeros(count, np.float32) for count in counts])
+        kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0))
+        kv.value(0)
+        context_of(kv).engine.events.add(log)
+        picked, few = keys[1::2], keys[:14:2]
+        for step in range(3):
+            del log.made[:]
+            kv.push(picked, [np.full(counts[key], key, np.float32) for key in picked])
+            values = kv.pull(picked)
+            sums = [made for made in log.made if "more ranges" in made[0]]
+            assert sums == [("key 1 and 148 more ranges", 149 * 5 * 4)]
+            published = update_on != "every_rank"
+            assert len(log.made) == 2 + published, log.made
+            for key, value in zip(picked, values, strict=True):
+                np.testing.assert_array_equal(value, -key * (step + 1) * kv.num_workers)
+        del log.made[:]
+        kv.push(few, [np.ones(5, np.float32) for _ in few])
+        kv.wait()
+        assert [label for label, _ in log.made if "key" in label][:7] == [f"key {k}" for k in few]
