@@ -76,6 +76,13 @@ def identities(arrays: Sequence[Array]) -> Sequence[Hashable]:
     return [identity(array) for array in arrays]
 
 
+def same_memory(arrays: Sequence[Array], views: Array | Sequence[Array]) -> list[Array]:
+    """Return for each array the view of the same elements, or the array if there is none."""
+    several = views if isinstance(views, list) else [views]
+    found = dict(zip(identities(several), several, strict=True))
+    return [found.get(key, array) for key, array in zip(identities(arrays), arrays, strict=True)]
+
+
 def share(one: Array, other: Array) -> bool:
     """Return whether two arrays with overlapping bounds may share an element."""
     try:
