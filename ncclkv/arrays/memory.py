@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 Array: TypeAlias = Any
 """A `numpy.ndarray` or a `cupy.ndarray`."""
 
+FEW = 8
+"""Number of arrays up to which a loop in Python takes no longer than calls of NumPy."""
+
 _nbytes_of = attrgetter("nbytes")
 
 
@@ -69,17 +72,16 @@ def identity(array: Array) -> tuple[Any, ...]:
 
 def identities(arrays: Sequence[Array]) -> Sequence[Hashable]:
     """Return a value for each array, equal for two views of the same elements of the list."""
-    begins = addresses(arrays)
+    begins = addresses(arrays) if len(arrays) > FEW else None
     if begins is not None and len(np.unique(begins)) == len(arrays):
         listed: list[int] = begins.tolist()
         return listed
     return [identity(array) for array in arrays]
 
 
-def same_memory(arrays: Sequence[Array], views: Array | Sequence[Array]) -> list[Array]:
+def same_memory(arrays: Sequence[Array], views: Sequence[Array]) -> list[Array]:
     """Return for each array the view of the same elements, or the array if there is none."""
-    several = views if isinstance(views, list) else [views]
-    found = dict(zip(identities(several), several, strict=True))
+    found = dict(zip(identities(views), views, strict=True))
     return [found.get(key, array) for key, array in zip(identities(arrays), arrays, strict=True)]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.arrays import device
@@ -68,6 +69,8 @@ def detached(x: Any, what: str, *, write: bool) -> Any:
 def tensors(given: Any) -> list[Any]:
     """Return the tensors of an array, or of a list of arrays and lists, in order."""
     if isinstance(given, (list, tuple)):
+        if {np.ndarray}.issuperset(map(type, given)):
+            return []
         return [tensor for item in given for tensor in tensors(item)]
     return [given] if recognises(given) else []
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.arrays.memory import address, addresses, protected
+from ncclkv.arrays.memory import FEW, address, addresses, protected
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import EVERYONE, Buffer, Owners, To
 from ncclkv.engine.gathered import Gathered
@@ -263,6 +263,7 @@ class Slot:
         self.entry = entry
         self.gradient = state.gradients[entry.lo : entry.hi]
         self.gradient_view = self.gradient.reshape(entry.spec.shape)
+        self._address = address(self.gradient)
         self.lent = False
         self.find_weight()
 
@@ -283,7 +284,7 @@ class Slot:
         return (
             value.flags.c_contiguous
             and value.shape == self.gradient_view.shape
-            and address(value) == address(self.gradient)
+            and address(value) == self._address
         )
 
 
@@ -311,7 +312,8 @@ class BucketMemory:
 
     def find_all(self, arrays: Sequence[Array]) -> list[tuple[BucketState, bool] | None]:
         """Return the result of `find` for each array."""
-        begins = addresses(arrays)
+        # For a few arrays the calls of NumPy take longer.
+        begins = addresses(arrays) if len(arrays) > FEW else None
         if begins is None or self.holds_any(begins):
             return [self.find(array) for array in arrays]
         return [None] * len(arrays)

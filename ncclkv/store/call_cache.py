@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.arrays.memory import same_memory
+from ncclkv.arrays.torch import plain_views
 from ncclkv.store.kept_calls import ListCall, OneCall, Outside, form_of
 from ncclkv.store.keys import is_list
 from ncclkv.table.names import SHOWN
@@ -142,6 +144,8 @@ class CallCache:
     ) -> tuple[Any, Sequence[Any]] | None:
         """Return the prepared form of a call of these keys, if new arrays fit it; keep the arrays.
 
+        Of tensors of torch the views are returned.
+
         Parameters
         ----------
         verb : str
@@ -156,6 +160,10 @@ class CallCache:
                 call = self._lists.get((verb, tuple(key)))
             else:
                 one = self._ones[verb].get(key)
+        kept = one or call
+        if kept is not None and kept.serves_others:
+            plain = plain_views(given)
+            given = given if plain is None else plain
         if one is not None and one.fits(key, given, outside):
             found: tuple[Any, Sequence[Any]] = one.made, (given,)
             one.refer_to(given)
@@ -166,7 +174,6 @@ class CallCache:
         else:
             counts.anew += 1
             counts.keys, counts.length = (key[:SHOWN], len(key)) if is_list(key) else ([key], 1)
-            kept = one or call
             counts.reason = _FIRST if kept is None else _OTHERS if kept.serves_others else _ALONE
             return None
         counts.prepared += 1
@@ -192,7 +199,8 @@ class CallCache:
             The keys and the arrays as the program gave them.
         row : sequence of ndarray
             The arrays as the call uses them, in any order.  An array of another library has a view
-            here, whose memory the library may replace; such a call is not cached.
+            here, whose memory the library may replace.  So of a call with tensors of torch only the
+            form is kept, and a call with arrays of other libraries is not kept.
         made : Any
             The prepared form.
         serves_others : bool
@@ -203,6 +211,9 @@ class CallCache:
         if any(map(is_list, arrays)):
             self.note(verb, _SEVERAL)
             return
+        plain = plain_views(arrays) if serves_others else None
+        if plain is not None:
+            arrays, row = plain, same_memory(row, plain)
         places = {id(array): place for place, array in enumerate(arrays)}
         order = [places.get(id(array), -1) for array in row]
         if len(row) != len(arrays) or {*order} != {*places.values()}:
@@ -216,7 +227,7 @@ class CallCache:
             call = ListCall(list(key), arrays, made, order, form, to_write=to_write)
             self._add((verb, tuple(key)), call)
         else:
-            self._ones[verb][key] = OneCall(key, given, made, form, to_write=to_write)
+            self._ones[verb][key] = OneCall(key, arrays[0], made, form, to_write=to_write)
 
     def note(self, verb: str, reason: str) -> None:
         """Note why the last call of a verb was not kept."""

@@ -37,13 +37,14 @@ def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
     """
     if is_number(array):
         array = _array_of(verb, spec, array)
-    view = kernels.value(array, f"{verb} of key {spec.key!r}")
-    check_shape(f"{verb} of key {spec.key!r}", "the key", spec.shape, view)
+    what = f"{verb} of key {spec.key!r}"
+    view = kernels.value(array, what)
+    check_shape(what, "the key", spec.shape, view)
     if view.dtype == spec.dtype:
         return view
-    if check_dtype(view.dtype, f"{verb} of key {spec.key!r}") != spec.dtype:
+    if check_dtype(view.dtype, what) != spec.dtype:
         raise DTypeMismatch(
-            f"{verb} of key {spec.key!r}: the key holds {spec.dtype}, the array {view.dtype}; "
+            f"{what}: the key holds {spec.dtype}, the array {view.dtype}; "
             f"convert it with {_conversion(array, spec)}"
         )
     return view.astype(spec.dtype)

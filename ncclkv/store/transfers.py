@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from ncclkv.arguments import check_flag
-from ncclkv.arrays.memory import addresses, lie_apart, same_memory
-from ncclkv.arrays.torch import plain_views, tensors
+from ncclkv.arrays.memory import addresses, lie_apart
+from ncclkv.arrays.torch import tensors
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.group import Group
@@ -185,10 +185,7 @@ class Transfers(Component):
 
     def _new_push(self, verb: str, key: Any, value: Any) -> tuple[Push, Sequence[Array]]:
         """Return a push of arrays that have been checked, and the arrays."""
-        plain = plain_views(value)
-        found = self._cache.find_alike(
-            "push", key, value if plain is None else plain, self._lie_outside
-        )
+        found = self._cache.find_alike("push", key, value, self._lie_outside)
         if found is not None:
             return found
         registry, rule = self._engine.layout.registry, self._engine.rule
@@ -202,8 +199,7 @@ class Transfers(Component):
             problem = out_of_memory(verb, key, error)
             self._session.checks.raised = problem  # nothing has been recorded
             raise problem from error
-        given, kept = (value, row) if plain is None else (plain, same_memory(row, plain))
-        self._cache.keep_call("push", key, given, kept, push, serves_others=not push.in_place)
+        self._cache.keep_call("push", key, value, row, push, serves_others=not push.in_place)
         return push, row
 
     def _lie_outside(self, arrays: Sequence[Array]) -> bool:
@@ -239,22 +235,17 @@ class Transfers(Component):
         self, verb: str, key: Any, out: Any, *, local: bool = False
     ) -> tuple[Pull, Sequence[Array]]:
         """Return a pull into arrays that have been checked, and the arrays."""
-        plain = plain_views(out)
-        found = self._cache.find_alike(
-            "pull", key, out if plain is None else plain, self._lie_apart
-        )
+        found = self._cache.find_alike("pull", key, out, self._lie_apart)
         if found is not None:
-            return found if plain is None else (replace(found[0], tensors=tensors(out)), found[1])
+            return _with_tensors(found[0], out), found[1]
         layout = self._engine.layout
         with self._session.checks:
             reads = check.outs(verb, key, out, layout.registry, self._engine.kernels)
             if local or self._block is None:  # the end of a group checks where they lie
                 layout.check_outs(reads, flushed=not local)
         pull, row = self._engine.plan_pull(reads)
-        given, kept = (out, row) if plain is None else (plain, same_memory(row, plain))
-        self._keep_pull("pull", key, given, kept, pull)
-        # Of a copy, because the kept pull would keep the tensors alive.
-        return replace(pull, tensors=tensors(out)), row
+        self._keep_pull("pull", key, out, row, pull)
+        return _with_tensors(pull, out), row
 
     def _lie_apart(self, arrays: Sequence[Array]) -> bool:
         """Return whether arrays to write lie in no bucket and share no memory; as above."""
@@ -315,6 +306,12 @@ class Transfers(Component):
         self._engine.updates.applying = True
         group.commit()
         self._end_push(pull, row)
+
+
+def _with_tensors(pull: Pull, out: Any) -> Pull:
+    """Return a pull that marks tensors as written: a copy, since a kept pull keeps none alive."""
+    written = tensors(out)
+    return replace(pull, tensors=written) if written else pull
 
 
 def out_of_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:
