@@ -174,6 +174,11 @@ class Pull:
         In the order of buckets.
     to_host : bool
         Whether an array is in host memory.
+    written : set of BucketState
+        The buckets in whose gradients arrays lie: arrays that `grad_view` returned.
+    before : sequence of BucketState
+        The buckets that must be complete before the first copy.  The copies of other buckets write
+        their gradients, or no value is copied from them.
     logged : LoggedKeys
         The keys in the call log.
     tensors : sequence of torch.Tensor
@@ -184,6 +189,8 @@ class Pull:
     states: Sequence[BucketState]
     parts: Sequence[BucketPull]
     to_host: bool
+    written: Set[BucketState]
+    before: Sequence[BucketState]
     logged: LoggedKeys = field(default_factory=LoggedKeys)
     tensors: Sequence[Any] = ()
 
@@ -268,4 +275,20 @@ def plan_pull(reads: Sequence[tuple[Key, Array]], layout: Layout) -> tuple[Pull,
         for number, indices in sorted(by_bucket.items())
     )
     flushed = tuple(states[number] for number in sorted(states))
-    return Pull([key for key, _ in reads], flushed, parts, any(map(is_on_host, outs))), outs
+    lent = {
+        (source, found[0])
+        for (source, _), found in zip(sources, layout.buckets_of_all(outs), strict=True)
+        if found is not None
+    }
+    crossed = {state for source, state in lent if source is not state}
+    # An array given for several keys takes the last key's value: a bucket may have no part.
+    apart = {*flushed} - {part.state for part in parts}
+    pull = Pull(
+        keys=[key for key, _ in reads],
+        states=flushed,
+        parts=parts,
+        to_host=any(map(is_on_host, outs)),
+        written={state for _, state in lent},
+        before=tuple(state for state in flushed if state in crossed or state in apart),
+    )
+    return pull, outs

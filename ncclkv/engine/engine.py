@@ -454,6 +454,9 @@ class Engine:
             # A copy to the host would wait for the device without a deadline: wait here first.
             self._reducer.complete(pull.states)
             self._comm.synchronize()
+        for state in pull.before:
+            if state.in_flight.works:
+                state.in_flight.complete()
         for part in pull.parts:
             source = part.state
             if source is not None and source.in_flight.works:
@@ -461,11 +464,6 @@ class Engine:
             indices = part.indices
             selected = outs if len(indices) == len(outs) else select(outs, indices)
             part.table = self.kernels.unpack_all(part.sources, selected, part.table)
-        # An array given for several keys takes the last key's value.  So a bucket may have no part
-        # in the copies, and still its collectives must be complete.
-        for state in pull.states:
-            if state.in_flight.works:
-                state.in_flight.complete()
 
     def keep(self, arrays: Sequence[Array]) -> None:
         """Keep arrays alive until the stream has finished reading them."""

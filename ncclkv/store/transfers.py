@@ -79,6 +79,10 @@ class Transfers(Component):
                 "pull", key, out, local=local
             )
             if local:
+                if pull.written:  # nothing is flushed: their gradients may be in use
+                    with self._session.checks:
+                        reads = list(zip(pull.keys, row, strict=True))
+                        self._engine.layout.check_outs(reads, flushed=False)
                 self._engine.read_values(pull, row)
             elif isinstance(self._block, Group):
                 self._block.add_pull(pull, row)
@@ -255,14 +259,17 @@ class Transfers(Component):
         return self._engine.layout.lie_outside(begins)
 
     def _keep_pull(self, verb: str, key: Any, out: Any, row: Sequence[Array], pull: Pull) -> None:
-        """Keep a pull for the next call with these arrays, if they lie in no bucket."""
-        layout = self._engine.layout
-        if not layout.sealed:
+        """Keep a pull for the next call with these arrays.
+
+        A pull may write the gradients of buckets that it flushes itself.  Others are checked at
+        each call, because they may be in use.
+        """
+        if not self._engine.layout.sealed:
             self._cache.note(verb, "a key has no bucket before the first push")
-        elif any(layout.buckets_of_all(row)):
+        elif not all(state in pull.states for state in pull.written):
             self._cache.note(verb, "an array lies in a bucket")
         else:
-            self._cache.keep_call(verb, key, out, row, pull)
+            self._cache.keep_call(verb, key, out, row, pull, serves_others=not pull.written)
 
     def _new_outs(self, key: Any, *, local: bool) -> Array | list[Array]:
         """Return new arrays to pull a key, or a list of keys, into."""

@@ -168,6 +168,44 @@ def pushpull_of_a_grad_view_in_place(create: Stores) -> None:
     same(grad, total(kv) * kv.num_workers)
 
 
+@case()
+def views_of_two_buckets_exchange_their_values(create: Stores) -> None:
+    kv = create(bucket_bytes=0)
+    shape = (50_000,)  # long enough that the sums are still under way when the pull begins
+    kv.init(["a", "b"], [full(0, shape), full(0, shape)])
+    views = [kv.grad_view("a"), kv.grad_view("b")]
+    for step in range(1, 4):
+        for number, view in enumerate(views, start=1):
+            view[...] = step * number * (kv.rank + 1)
+        kv.push(["a", "b"], views)
+        kv.pull(["a", "b"], out=views[::-1])
+        for number, (key, other) in enumerate(zip("ab", views[::-1], strict=True), start=1):
+            same(other, step * number * total(kv))
+            same(kv.pull(key), step * number * total(kv))
+
+
+@case()
+def repeated_pushpull_of_views(create: Stores) -> None:
+    kv = create(bucket_bytes=64)
+    keys = ["a", "b", "c"]
+    kv.init(keys, [full(0, (12,)) for _ in keys])
+    views = [kv.grad_view(key) for key in keys]
+    for step in range(1, 5):
+        for number, view in enumerate(views, start=1):
+            view[...] = step * number * (kv.rank + 1)
+        kv.pushpull(keys, views)
+        for number, view in enumerate(views, start=1):
+            same(view, step * number * total(kv))
+    # The calls above were prepared.  A pull that flushes nothing still checks where it writes.
+    kv.push(keys, views)
+    with refused(kv, UsageError, "'a'", "out lies in a grad_view"):
+        kv.pull(keys, out=views, local=True)
+    kv.wait()
+    kv.pull(keys, out=views, local=True)
+    for number, view in enumerate(views, start=1):
+        same(view, 4 * number * total(kv) * kv.num_workers)
+
+
 @case(sizes=SEVERAL)
 def a_view_on_one_rank_alone_changes_nothing(create: Stores) -> None:
     for look in ("value", "grad_view", "explain_plan"):

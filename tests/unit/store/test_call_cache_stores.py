@@ -11,6 +11,7 @@ import pytest
 import ncclkv
 import ncclkv.optimizer as optimizer
 from ncclkv.errors import DTypeMismatch, KeyTypeMismatch, ShapeMismatch, UsageError
+from ncclkv.store.transfers import Transfers
 
 
 def f(*shape: int) -> np.ndarray:
@@ -183,3 +184,26 @@ def test_a_repeated_push_of_grad_view_is_refused_before_its_flush(
         with pytest.raises(UsageError, match="its grad_view was pushed"):
             kv.push([1, 2], gradients)
         assert all((value == step).all() for value in kv.pull([1, 2]))
+
+
+def test_a_repeated_pull_into_views_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    new_pull = Transfers._new_pull
+
+    def count(self: Transfers, verb: str, *given: Any, **named: Any) -> Any:
+        checked.append(verb)
+        return new_pull(self, verb, *given, **named)
+
+    monkeypatch.setattr(Transfers, "_new_pull", count)
+    with ncclkv.create("local", bucket_bytes=16) as kv:
+        kv.init(["a", "b"], [f(6), f(6)])
+        views = [kv.grad_view(key) for key in "ab"]
+        for step in range(4):
+            for view in views:
+                view[...] = step
+            kv.pushpull(["a", "b"], views)
+            assert all((view == step).all() for view in views)
+        assert checked == ["pushpull"]
+        for _ in range(2):  # the bucket of b is not flushed by a pull of a: checked at each call
+            kv.pull("a", out=views[1])
+        assert checked == ["pushpull", "pull", "pull"]
