@@ -20,7 +20,7 @@ import numpy as np
 from ncclkv.arrays.memory import same_memory
 from ncclkv.arrays.torch import plain_views
 from ncclkv.store.kept_calls import ListCall, OneCall, Outside, form_of
-from ncclkv.store.keys import is_list
+from ncclkv.store.keys import flattened, is_list
 from ncclkv.table.names import SHOWN
 
 BYTES = 16 * 1024 * 1024
@@ -31,7 +31,6 @@ BYTES_A_KEY = 1024
 
 _FIRST, _OTHERS = "no call of these keys was kept", "its arrays differ from those of the kept call"
 _ALONE = "new arrays are served only if each is NumPy's, contiguous, given once and in no bucket"
-_SEVERAL = "a key has several arrays"
 
 
 @dataclass(slots=True)
@@ -144,6 +143,8 @@ class CallCache:
     ) -> tuple[Any, Sequence[Any]] | None:
         """Return the prepared form of a call of these keys, if new arrays fit it; keep the arrays.
 
+        A call with a list of arrays for a key is found as a call that repeats the key.
+
         Of tensors of torch the views are returned.
 
         Parameters
@@ -153,6 +154,10 @@ class CallCache:
         outside : callable
             Called with arrays that are views, which may lie anywhere.
         """
+        names, nested = key, given
+        key, given = flattened(names, nested)
+        if given is not nested and (found := self.find_call(verb, key, given)) is not None:
+            return found
         one, call, counts = None, None, self.counts[verb]
         # Unhashable items are no keys: the checks refuse them.
         with suppress(TypeError):
@@ -165,7 +170,7 @@ class CallCache:
             plain = plain_views(given)
             given = given if plain is None else plain
         if one is not None and one.fits(key, given, outside):
-            found: tuple[Any, Sequence[Any]] = one.made, (given,)
+            found = one.made, (given,)
             one.refer_to(given)
         elif call is not None and call.fits(key, given, outside):
             found = call.made, given if call.row_of is None else call.row_of(given)
@@ -173,7 +178,8 @@ class CallCache:
             self._last[verb] = call
         else:
             counts.anew += 1
-            counts.keys, counts.length = (key[:SHOWN], len(key)) if is_list(key) else ([key], 1)
+            names = names if is_list(names) else [names]
+            counts.keys, counts.length = names[:SHOWN], len(names)
             counts.reason = _FIRST if kept is None else _OTHERS if kept.serves_others else _ALONE
             return None
         counts.prepared += 1
@@ -206,11 +212,9 @@ class CallCache:
         serves_others : bool
             Whether the form serves other arrays, which lie in no bucket.
         """
+        key, given = flattened(key, given)
         several = is_list(key)
-        arrays = given if several and is_list(given) else [given]
-        if any(map(is_list, arrays)):
-            self.note(verb, _SEVERAL)
-            return
+        arrays = given if several else [given]
         plain = plain_views(arrays) if serves_others else None
         if plain is not None:
             arrays, row = plain, same_memory(row, plain)

@@ -281,7 +281,9 @@ ODD = {
     "subclass": f(3, 2).view(Sub),
     "view": f(6).reshape(3, 2),
     "number": 1.0,
-    "list": [f(3, 2)],
+    "empty list": [],
+    "list in a list": [[f(3, 2)]],
+    "two arrays": [f(3, 2), f(3, 2)],
     "none": None,
 }
 

@@ -197,6 +197,42 @@ def test_new_arrays_of_a_key_that_is_named_twice_are_added() -> None:
             assert (kv.pull("d") == arrays[1]).all()
 
 
+@pytest.mark.parametrize("same", [False, True], ids=["new", "same"])
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_lists_of_arrays_are_checked_once(
+    checked: list[str], count: int, order: int, same: bool
+) -> None:
+    """Call as MXNet's programs do, with a list of arrays for each key: one of each device."""
+
+    def nested() -> list[list[np.ndarray]]:
+        return [list(arrays) for arrays in zip(*(new() for _ in range(count)), strict=True)]
+
+    kept = nested(), nested()
+    keys = KEYS[::order]
+    with opened() as kv:
+        for step in range(1, 5):
+            values, outs = kept if same else (nested(), nested())
+            for number, arrays in enumerate(values):
+                for array in arrays:
+                    array[...] = step + 10 * number
+            kv.push(keys, values[::order])
+            kv.pull(keys, outs[::order])
+            kv.push("b", values[3])
+            kv.pull("b", outs[1])
+            assert step == 1 or checked == []
+            for number, arrays in enumerate(outs):
+                wanted = count * (step + 10 * (3 if number == 1 else number))
+                assert all((array == wanted).all() for array in arrays)
+            for wrong in ([], [values[0]], [np.zeros(7, np.float32)] * count, values[1] + [None]):
+                given = [*values[:1], wrong, *values[2:]]
+                with pytest.raises(KVStoreError):
+                    kv.push(KEYS, given)
+                with pytest.raises(KVStoreError):
+                    kv.pull(KEYS, given)
+            del checked[:]
+
+
 def test_a_new_updater_checks_new_arrays_again() -> None:
     with ncclkv.create("local") as kv:
         kv.init("n", np.ones(2, np.int64))
