@@ -147,13 +147,16 @@ class ListCall:
     def refer_to(self, arrays: Sequence[Any]) -> None:
         """Find the call by these arrays from now on."""
         # A new array may get the address of a freed array; the references detect this.
-        present = self._present = [True]
+        present = [True]
 
         def freed(reference: object) -> None:
             present.clear()
 
+        # Ctrl-C between two of these must not leave addresses without their references.
+        self._present: list[bool] = []
         self._references = [weakref.ref(array, freed) for array in arrays]
         self._addresses = _addresses(arrays)
+        self._present = present
 
     def is_of_list(self, keys: Sequence[Any], arrays: Any) -> bool:
         """Return whether the call has these keys and these arrays."""

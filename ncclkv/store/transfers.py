@@ -189,11 +189,11 @@ class Transfers(Component):
 
     def _new_push(self, verb: str, key: Any, value: Any) -> tuple[Push, Sequence[Array]]:
         """Return a push of arrays that have been checked, and the arrays."""
-        found = self._cache.find_alike("push", key, value, self._lie_outside)
-        if found is not None:
-            return found
         registry, rule = self._engine.layout.registry, self._engine.rule
         with self._session.checks:
+            found = self._cache.find_alike("push", key, value, self._lie_outside)
+            if found is not None:
+                return found
             values = check.values(verb, key, value, registry, self._engine.kernels)
             for name in values:
                 rule.check(registry[name])
@@ -239,11 +239,11 @@ class Transfers(Component):
         self, verb: str, key: Any, out: Any, *, local: bool = False
     ) -> tuple[Pull, Sequence[Array]]:
         """Return a pull into arrays that have been checked, and the arrays."""
-        found = self._cache.find_alike("pull", key, out, self._lie_apart)
-        if found is not None:
-            return _with_tensors(found[0], out), found[1]
         layout = self._engine.layout
         with self._session.checks:
+            found = self._cache.find_alike("pull", key, out, self._lie_apart)
+            if found is not None:
+                return _with_tensors(found[0], out), found[1]
             reads = check.outs(verb, key, out, layout.registry, self._engine.kernels)
             if local or self._block is None:  # the end of a group checks where they lie
                 layout.check_outs(reads, flushed=not local)
