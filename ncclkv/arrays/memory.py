@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Hashable, Sequence
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 Array: TypeAlias = Any
 """A `numpy.ndarray` or a `cupy.ndarray`."""
+
+FEW = 8
+"""Number of arrays up to which a loop in Python takes no longer than calls of NumPy."""
+
+_nbytes_of = attrgetter("nbytes")
 
 
 def address(array: Array) -> int:
@@ -26,6 +34,28 @@ def address(array: Array) -> int:
     return where
 
 
+def addresses(arrays: Sequence[Array]) -> NDArray[np.intp] | None:
+    """Return the address of each array, without a loop in Python; None if some array prevents it.
+
+    NumPy gives the address of an array with elements, in C order, that can be written.
+    """
+    buffers = map(ctypes.c_char.from_buffer, arrays)
+    try:
+        return np.fromiter(map(ctypes.addressof, buffers), np.intp, len(arrays))
+    except (TypeError, ValueError, BufferError):
+        return None
+
+
+def lie_apart(arrays: Sequence[Array], begins: NDArray[np.intp]) -> bool:
+    """Return whether no two arrays, which begin at these addresses, share memory.
+
+    The arrays are contiguous, as those of `addresses` are.
+    """
+    order = begins.argsort()
+    ends = begins + np.fromiter(map(_nbytes_of, arrays), np.intp, len(arrays))
+    return bool((ends[order][:-1] <= begins[order][1:]).all())
+
+
 def bounds(array: Array) -> tuple[int, int]:
     """Return the address of the first byte, and the address past the last byte."""
     low = high = address(array)
@@ -38,6 +68,21 @@ def bounds(array: Array) -> tuple[int, int]:
 def identity(array: Array) -> tuple[Any, ...]:
     """Return a value that is equal for two views of the same elements."""
     return (address(array), array.shape, array.strides, array.dtype)
+
+
+def identities(arrays: Sequence[Array]) -> Sequence[Hashable]:
+    """Return a value for each array, equal for two views of the same elements of the list."""
+    begins = addresses(arrays) if len(arrays) > FEW else None
+    if begins is not None and len(np.unique(begins)) == len(arrays):
+        listed: list[int] = begins.tolist()
+        return listed
+    return [identity(array) for array in arrays]
+
+
+def same_memory(arrays: Sequence[Array], views: Sequence[Array]) -> list[Array]:
+    """Return for each array the view of the same elements, or the array if there is none."""
+    found = dict(zip(identities(views), views, strict=True))
+    return [found.get(key, array) for key, array in zip(identities(arrays), arrays, strict=True)]
 
 
 def share(one: Array, other: Array) -> bool:

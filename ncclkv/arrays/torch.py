@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.arrays import device
 from ncclkv.arrays.dtypes import bfloat16
 from ncclkv.errors import NotSupported, UsageError
+
+_is_quantised = attrgetter("is_quantized")
 
 
 def recognises(x: Any) -> bool:
@@ -23,6 +27,28 @@ def view(x: Any, what: str, *, write: bool) -> NDArray[Any]:
     """View `x`, detached; after a write `mark_written` records it for autograd."""
     _check_host(x, what, write)
     return _view(detached(x, what, write=write), what)
+
+
+def plain_views(given: Any) -> Any:
+    """Return NumPy views of a tensor, or of a list of tensors, made without a look at each.
+
+    None if an item is no tensor, or one that `view` has to look at: those of other memories and
+    layouts, of bfloat16 or quantised, and lazy computations.
+    """
+    torch: Any = sys.modules.get("torch")
+    tensor: Any = getattr(torch, "Tensor", None)
+    if tensor is None:
+        return None
+    several = isinstance(given, (list, tuple))
+    items = given if several else [given]
+    kinds = {tensor, getattr(getattr(torch, "nn", None), "Parameter", tensor)}
+    if not kinds.issuperset(map(type, items)) or any(map(_is_quantised, items)):
+        return None
+    try:
+        views = [*map(tensor.numpy, map(tensor.detach, items))]
+    except (TypeError, RuntimeError):
+        return None
+    return views if several else views[0]
 
 
 def detached(x: Any, what: str, *, write: bool) -> Any:
@@ -43,6 +69,8 @@ def detached(x: Any, what: str, *, write: bool) -> Any:
 def tensors(given: Any) -> list[Any]:
     """Return the tensors of an array, or of a list of arrays and lists, in order."""
     if isinstance(given, (list, tuple)):
+        if {np.ndarray}.issuperset(map(type, given)):
+            return []
         return [tensor for item in given for tensor in tensors(item)]
     return [given] if recognises(given) else []
 

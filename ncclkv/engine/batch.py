@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ncclkv.arrays.memory import identity, is_on_host
+from ncclkv.arrays.memory import identities, is_on_host
 from ncclkv.comm.diagnosis.call_log import LoggedKeys
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.layout import Layout
@@ -223,19 +223,21 @@ def plan_push(
     buckets: dict[int, list[Slot]] = {}
     indices: dict[Key, Indices] = {}
     in_place: set[Key] = set()
-    listed: list[Array] = []
-    for key, arrays in values.items():
-        slot = layout[key]
+    # Before the look at the memory of the buckets: the first slot makes them.
+    slots = [layout[key] for key in values]
+    listed = [array for arrays in values.values() for array in arrays]
+    within = layout.buckets_of_all(listed)
+    start = 0
+    for slot, (key, arrays) in zip(slots, values.items(), strict=True):
         buckets.setdefault(slot.state.bucket.index, []).append(slot)
-        indices[key] = range(len(listed), len(listed) + len(arrays))
-        if len(arrays) == 1 and slot.holds(arrays[0]):
+        indices[key] = range(start, start + len(arrays))
+        if len(arrays) == 1 and (within[start] or not arrays[0].size) and slot.holds(arrays[0]):
             in_place.add(key)
-            listed += arrays
         else:
-            listed += [
-                array if layout.bucket_of(array) is None else kernels.copy(array)
-                for array in arrays
-            ]
+            for index in indices[key]:
+                if within[index]:
+                    listed[index] = kernels.copy(listed[index])
+        start += len(arrays)
     parts = tuple(
         BucketPush(buckets[number], indices, in_place, len(listed)) for number in sorted(buckets)
     )
@@ -257,7 +259,8 @@ def plan_pull(reads: Sequence[tuple[Key, Array]], layout: Layout) -> tuple[Pull,
     list of ndarray
         The arrays of `reads`.
     """
-    last = {identity(out): index for index, (_, out) in enumerate(reads)}
+    outs = [out for _, out in reads]
+    last = {same: index for index, same in enumerate(identities(outs))}
     sources = [layout.source(key) for key, _ in reads]
     states = {state.bucket.index: state for state, _ in sources if state is not None}
     by_bucket: dict[int, list[int]] = {}
@@ -270,11 +273,10 @@ def plan_pull(reads: Sequence[tuple[Key, Array]], layout: Layout) -> tuple[Pull,
         )
         for number, indices in sorted(by_bucket.items())
     )
-    outs = [out for _, out in reads]
     flushed = tuple(states[number] for number in sorted(states))
     lent = {
         (source, found[0])
-        for (source, _), found in zip(sources, map(layout.bucket_of, outs), strict=True)
+        for (source, _), found in zip(sources, layout.buckets_of_all(outs), strict=True)
         if found is not None
     }
     crossed = {state for source, state in lent if source is not state}

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.arrays.memory import address, protected
+from ncclkv.arrays.memory import FEW, address, addresses, protected
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import EVERYONE, Buffer, Owners, To
+from ncclkv.engine.gathered import Gathered
 from ncclkv.engine.in_flight import InFlight
 from ncclkv.engine.reduction import Reduction, Span
 from ncclkv.kernels.base import Kernels
@@ -93,6 +94,10 @@ class BucketState:
         self._optimizer_states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
         self._spans: dict[Range, Span] = {}
         self._pushed_spans: dict[Key | None, list[Span]] = {}
+        # Of the last push of several keys that are not all: a loop of training repeats it.
+        self._part_pushed: set[Key] = set()
+        self._part_spans: list[Span] = []
+        self._gathered: Gathered | None = None
         self.pushed: set[Key] = set()
         self.filled: set[Key] = set()
         self.step: Any = None
@@ -136,6 +141,7 @@ class BucketState:
         """Drop the ranges, whose weights or destination have changed."""
         self._spans.clear()
         self._pushed_spans.clear()
+        self._part_pushed, self._part_spans, self._gathered = set(), [], None
 
     def part(self, to: To) -> Range:
         """Return the elements that this rank updates, if sums go to `to` and this rank updates."""
@@ -178,12 +184,20 @@ class BucketState:
         pushed, which = self.pushed, None
         if len(pushed) != self.key_count:
             if len(pushed) > 1:
-                return self._spans_of(pushed)
+                if pushed != self._part_pushed:
+                    self._part_pushed, self._part_spans = set(pushed), self._spans_of(pushed)
+                return self._part_spans
             (which,) = pushed
         cached = self._pushed_spans.get(which)
         if cached is None:
             cached = self._pushed_spans[which] = self._spans_of(pushed)
         return cached
+
+    def gathered(self, spans: Sequence[Span]) -> Gathered:
+        """Return the array of several ranges; the same array for the ranges of the last call."""
+        if self._gathered is None or self._gathered.spans != spans:
+            self._gathered = Gathered(spans, self.to, self._comm)
+        return self._gathered
 
     @property
     def own(self) -> Set[Key]:
@@ -249,6 +263,7 @@ class Slot:
         self.entry = entry
         self.gradient = state.gradients[entry.lo : entry.hi]
         self.gradient_view = self.gradient.reshape(entry.spec.shape)
+        self._address = address(self.gradient)
         self.lent = False
         self.find_weight()
 
@@ -269,7 +284,7 @@ class Slot:
         return (
             value.flags.c_contiguous
             and value.shape == self.gradient_view.shape
-            and address(value) == address(self.gradient)
+            and address(value) == self._address
         )
 
 
@@ -284,11 +299,27 @@ class BucketMemory:
                 is_weights = memory is state.weights
                 self._ranges.append((start, start + memory.nbytes, state, is_weights))
         self._ranges.sort(key=lambda each: each[0])
+        self._starts = [each[0] for each in self._ranges]
+        self._ends = np.array([each[1] for each in self._ranges], np.intp)
 
     def find(self, array: Array) -> tuple[BucketState, bool] | None:
         """Return the bucket that the array lies in, and whether in its weights; else None."""
         start = address(array)
-        nearest = bisect.bisect_right(self._ranges, start, key=lambda each: each[0]) - 1
+        nearest = bisect.bisect_right(self._starts, start) - 1
         if nearest < 0 or start >= self._ranges[nearest][1]:
             return None
         return self._ranges[nearest][2:]
+
+    def find_all(self, arrays: Sequence[Array]) -> list[tuple[BucketState, bool] | None]:
+        """Return the result of `find` for each array."""
+        # For a few arrays the calls of NumPy take longer.
+        begins = addresses(arrays) if len(arrays) > FEW else None
+        if begins is None or self.holds_any(begins):
+            return [self.find(array) for array in arrays]
+        return [None] * len(arrays)
+
+    def holds_any(self, begins: NDArray[np.intp]) -> bool:
+        """Return whether an address lies in a bucket."""
+        nearest = np.searchsorted(self._starts, begins, "right")
+        # The first bound is below every address.
+        return bool((begins < np.append(0, self._ends)[nearest]).any())

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import To
 from ncclkv.engine.bucket_state import Array, BucketMemory, BucketState, Slot
@@ -177,6 +180,14 @@ class Layout:
         """Return the bucket that an array lies in, and whether in its weights; else None."""
         return self._memory.find(array)
 
+    def buckets_of_all(self, arrays: Sequence[Array]) -> list[tuple[BucketState, bool] | None]:
+        """Return the result of `bucket_of` for each array."""
+        return self._memory.find_all(arrays)
+
+    def lie_outside(self, begins: NDArray[np.intp]) -> bool:
+        """Return whether no address lies in a bucket."""
+        return not self._memory.holds_any(begins)
+
     def check_outs(self, reads: Sequence[tuple[Key, Array]], *, flushed: bool) -> None:
         """Refuse outs that lie in values of the store, or in gradients that are in use.
 
@@ -190,9 +201,11 @@ class Layout:
         ------
         UsageError
         """
+        within = self.buckets_of_all([out for _, out in reads])
+        if not any(within):
+            return
         done = self.buckets(key for key, _ in reads) if flushed else []
-        for key, out in reads:
-            found = self.bucket_of(out)
+        for (key, _), found in zip(reads, within, strict=True):
             if found is None:
                 continue
             state, in_weights = found

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from time import perf_counter
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.events import Events
+from ncclkv.engine.gathered import MAX_SPAN_BYTES, MIN_SPANS, Target
 from ncclkv.engine.layout import Layout
 from ncclkv.engine.reduction import Span
 from ncclkv.engine.update_rule import Updates
@@ -64,17 +66,41 @@ class Reducer:
             if updates.rule.norms is not None:
                 # Else this rank alone would lend the gradients before a flush.
                 state.unfinished.append(None)
+        if spans and not placement.replicated:
+            state.mark_stale(spans[0].lo, spans[-1].hi)
+        if len(spans) >= MIN_SPANS and self.comm.blocks and updates.rule.norms is None:
+            spans, targets = self._gather(state, spans, targets)
         for number, span in enumerate(spans):  # zip takes an eighth of a short launch
             receive, apply = targets[number]
             op = state.bucket.op
             if op == "avg" and active is not None and active < self.comm.size:
                 op, (span, receive, apply) = "sum", self._average(span, receive, active, apply)
             state.in_flight.add(state.reduction.launch(span, receive, op, apply), since)
-            if not placement.replicated:
-                state.mark_stale(span.lo, span.hi)
         state.pushed.clear()
         state.filled.clear()
         updates.applying = within
+
+    def _gather(
+        self, state: BucketState, spans: Sequence[Span], targets: Sequence[Target]
+    ) -> tuple[Sequence[Span], list[Target]]:
+        """Copy short ranges into one array, if there are many; return what to launch.
+
+        All ranks push the same keys, and so gather the same ranges.  No earlier sum of the array is
+        in flight: a push waits for these before it writes gradients.
+        """
+        short = [span.gradients.nbytes <= MAX_SPAN_BYTES for span in spans]
+        if sum(short) < MIN_SPANS:
+            return spans, [*targets]
+        gathered = state.gathered([*compress(spans, short)])
+        gathered.fill()
+        long = [not each for each in short]
+        target = gathered.target(
+            [*compress(targets, short)], updates=self.updates.placement.updates
+        )
+        return (
+            [gathered.whole, *compress(spans, long)],
+            [target, *compress(targets, long)],
+        )
 
     def _average(
         self, span: Span, receive: Array, active: int, then: Apply | None

@@ -56,6 +56,9 @@ class Kernels(Protocol):
     def out(self, x: Any, what: str) -> Array:
         """View a user's array for writing, or raise `UsageError`."""
 
+    def not_in_c(self, dtype: np.dtype[Any], op: str) -> str:
+        """Return why sums of `dtype` by `op` are not made in C; empty if they are, or on a GPU."""
+
     def zeros(self, count: int, dtype: np.dtype[Any]) -> Array:
         """Return a new flat array of zeros."""
 

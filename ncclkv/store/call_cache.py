@@ -1,20 +1,27 @@
-"""CallCache: prepared calls, found again by their keys and by the identity of their arrays.
+"""CallCache: prepared calls, found again by their keys and their arrays.
 
 The calls of a training loop repeat.  Checking and sorting their arrays takes longer than copying
-small arrays.  So the prepared form of a call is kept until one of its arrays is freed or changed.
+small arrays.  So the prepared form of a call is kept, and serves the same call again until one of
+its arrays is freed or changed.  The form then serves new NumPy arrays of the same dtypes, shapes
+and flags, which programs make in each step.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
-from operator import attrgetter, countOf, eq, is_
+from collections.abc import Callable, Hashable, Sequence, Sized
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ncclkv.store.keys import EXACT, is_list
+from ncclkv.arrays.memory import same_memory
+from ncclkv.arrays.torch import plain_views
+from ncclkv.store.kept_calls import ListCall, OneCall, Outside, form_of
+from ncclkv.store.keys import flattened, is_list
+from ncclkv.table.names import SHOWN
 
 BYTES = 16 * 1024 * 1024
 """Limit of the memory of cached calls of lists; `BYTES_A_KEY` is added for each key."""
@@ -22,17 +29,36 @@ BYTES = 16 * 1024 * 1024
 BYTES_A_KEY = 1024
 """Bytes for each key: enough to cache a push and a pull of all keys, the calls of one step."""
 
-# Measured by tracemalloc, rounded up: a call of a list, and each array of the list.
-_CALL_BYTES, _ARRAY_BYTES = 2560, 512
+_FIRST, _OTHERS = "no call of these keys was kept", "its arrays differ from those of the kept call"
+_ALONE = "new arrays are served only if each is NumPy's, contiguous, given once and in no bucket"
 
-Attribute = Callable[[Any], Any]
-"""Getter of an attribute that a program can change while an array stays at its address."""
 
-_dtype_of: Attribute = attrgetter("dtype")
-_axes_of: Attribute = attrgetter("ndim")
-_shape_of: Attribute = attrgetter("shape")
-_in_order: Attribute = attrgetter("flags.carray")
-"""True for a writable NumPy array in C order, whose layout follows from its shape."""
+@dataclass(slots=True)
+class Counts:
+    """Calls of a verb, counted.
+
+    Attributes
+    ----------
+    prepared : int
+        Calls that a kept form has served.
+    alike : int
+        Those of them with new arrays.
+    anew : int
+        Calls that were checked anew.
+    keys : sequence of keys
+        The first keys of the last call that was checked anew.
+    length : int
+        The number of its keys.
+    reason : str
+        Why no kept form has served it.
+    """
+
+    prepared: int = 0
+    alike: int = 0
+    anew: int = 0
+    keys: Sequence[Any] = ()
+    length: int = 0
+    reason: str = ""
 
 
 class CallCache:
@@ -50,14 +76,17 @@ class CallCache:
     ----------
     epoch : weakref
         The object under which the cached calls were checked, such as the update rule.
+    counts : dict of Counts
+        The calls of each verb.
     """
 
     def __init__(self, keys: Sized) -> None:
         self._keys = keys
-        self._ones: defaultdict[str, dict[Hashable, _One]] = defaultdict(dict)
-        self._lists: dict[tuple[str, tuple[Hashable, ...]], _List] = {}
-        self._last: dict[str, _List] = {}
+        self._ones: defaultdict[str, dict[Hashable, OneCall]] = defaultdict(dict)
+        self._lists: dict[tuple[str, tuple[Hashable, ...]], ListCall] = {}
+        self._last: dict[str, ListCall] = {}
         self._bytes = 0
+        self.counts: defaultdict[str, Counts] = defaultdict(Counts)
         # Weak: an epoch may be a rule, which holds an optimizer's state.
         self.epoch: Callable[[], object] = lambda: None
 
@@ -85,14 +114,20 @@ class CallCache:
             call = self._last.get(verb)
             if call is None or not call.is_of_list(key, given):
                 call = self._earlier(verb, key, given)
-            return None if call is None else (call.made, given)
+            if call is None:
+                return None
+            self.counts[verb].prepared += 1
+            return call.made, given if call.row_of is None else call.row_of(given)
         try:
             one = self._ones[verb].get(key)
         except TypeError:  # not a key: the checks refuse it
             return None
-        return (one.made, (given,)) if one is not None and one.is_of_key(key, given) else None
+        if one is None or not one.is_of_key(key, given):
+            return None
+        self.counts[verb].prepared += 1
+        return one.made, (given,)
 
-    def _earlier(self, verb: str, keys: Sequence[Any], given: Any) -> _List | None:
+    def _earlier(self, verb: str, keys: Sequence[Any], given: Any) -> ListCall | None:
         """Return a call of a list before the verb's last call, or None."""
         try:
             call = self._lists.get((verb, tuple(keys)))
@@ -103,7 +138,64 @@ class CallCache:
         self._last[verb] = call
         return call
 
-    def keep_call(self, verb: str, key: Any, given: Any, row: Sequence[Any], made: Any) -> None:
+    def find_alike(
+        self, verb: str, key: Any, given: Any, outside: Outside
+    ) -> tuple[Any, Sequence[Any]] | None:
+        """Return the prepared form of a call of these keys, if new arrays fit it; keep the arrays.
+
+        A call with a list of arrays for a key is found as a call that repeats the key.
+
+        Of tensors of torch the views are returned.
+
+        Parameters
+        ----------
+        verb : str
+        key, given : Any
+        outside : callable
+            Called with arrays that are views, which may lie anywhere.
+        """
+        names, nested = key, given
+        key, given = flattened(names, nested)
+        if given is not nested and (found := self.find_call(verb, key, given)) is not None:
+            return found
+        one, call, counts = None, None, self.counts[verb]
+        # Unhashable items are no keys: the checks refuse them.
+        with suppress(TypeError):
+            if is_list(key):
+                call = self._lists.get((verb, tuple(key)))
+            else:
+                one = self._ones[verb].get(key)
+        kept = one or call
+        if kept is not None and kept.serves_others:
+            plain = plain_views(given)
+            given = given if plain is None else plain
+        if one is not None and one.fits(key, given, outside):
+            found = one.made, (given,)
+            one.refer_to(given)
+        elif call is not None and call.fits(key, given, outside):
+            found = call.made, given if call.row_of is None else call.row_of(given)
+            call.refer_to(given)
+            self._last[verb] = call
+        else:
+            counts.anew += 1
+            names = names if is_list(names) else [names]
+            counts.keys, counts.length = names[:SHOWN], len(names)
+            counts.reason = _FIRST if kept is None else _OTHERS if kept.serves_others else _ALONE
+            return None
+        counts.prepared += 1
+        counts.alike += 1
+        return found
+
+    def keep_call(
+        self,
+        verb: str,
+        key: Any,
+        given: Any,
+        row: Sequence[Any],
+        made: Any,
+        *,
+        serves_others: bool = True,
+    ) -> None:
         """Keep the prepared form of a call, if its arrays are NumPy's or CuPy's.
 
         Parameters
@@ -112,24 +204,40 @@ class CallCache:
         key, given : Any
             The keys and the arrays as the program gave them.
         row : sequence of ndarray
-            The arrays as the call uses them.  An array of another library has a view here, whose
-            memory the library may replace; such a call is not cached.
+            The arrays as the call uses them, in any order.  An array of another library has a view
+            here, whose memory the library may replace.  So of a call with tensors of torch only the
+            form is kept, and a call with arrays of other libraries is not kept.
         made : Any
             The prepared form.
+        serves_others : bool
+            Whether the form serves other arrays, which lie in no bucket.
         """
+        key, given = flattened(key, given)
         several = is_list(key)
-        if several != is_list(given):
-            return
         arrays = given if several else [given]
-        if len(row) != len(arrays) or not all(map(is_, row, arrays)):
+        plain = plain_views(arrays) if serves_others else None
+        if plain is not None:
+            arrays, row = plain, same_memory(row, plain)
+        places = {id(array): place for place, array in enumerate(arrays)}
+        order = [places.get(id(array), -1) for array in row]
+        if len(row) != len(arrays) or {*order} != {*places.values()}:
+            self.note(verb, _reason(arrays, row))
             return
         to_write = verb != "push"
+        # Places of an array that is given twice do not tell which key it is for.
+        serves_others = serves_others and len(places) == len(arrays)
+        form = form_of(arrays) if serves_others else None
         if several:
-            self._add((verb, tuple(key)), _List(list(key), arrays, made, to_write=to_write))
+            call = ListCall(list(key), arrays, made, order, form, to_write=to_write)
+            self._add((verb, tuple(key)), call)
         else:
-            self._ones[verb][key] = _One(key, given, made, to_write=to_write)
+            self._ones[verb][key] = OneCall(key, arrays[0], made, form, to_write=to_write)
 
-    def _add(self, name: tuple[str, tuple[Hashable, ...]], call: _List) -> None:
+    def note(self, verb: str, reason: str) -> None:
+        """Note why the last call of a verb was not kept."""
+        self.counts[verb].reason = reason
+
+    def _add(self, name: tuple[str, tuple[Hashable, ...]], call: ListCall) -> None:
         """Keep a call of a list in place of the earlier call of its keys; evict the oldest."""
         self._drop(name)
         self._lists[name] = self._last[name[0]] = call
@@ -152,126 +260,11 @@ class CallCache:
         self._bytes = 0
 
 
-class _One:
-    """A call of one key with one array, which it does not keep alive."""
-
-    __slots__ = ("_dtype", "_key", "_kind", "_layout", "_layout_of", "_reference", "_shape", "made")
-
-    def __init__(self, key: Any, array: Any, made: Any, *, to_write: bool) -> None:
-        self.made = made
-        self._kind = type(key)
-        self._key = None if self._kind in EXACT else key
-        self._reference = weakref.ref(array)
-        self._shape = array.shape
-        self._dtype = array.dtype
-        self._layout_of = _layout_of([array]) if to_write else None
-        self._layout = self._layout_of and self._layout_of(array)
-
-    def is_of_key(self, key: Any, array: Any) -> bool:
-        """Return whether the call has this array, and this key, which equals the call's."""
-        return (
-            type(key) is self._kind  # True is not the key 1
-            and (self._key is None or key is self._key)
-            and self._reference() is array is not None
-            and array.shape == self._shape
-            and array.dtype is self._dtype
-            and (self._layout_of is None or self._layout_of(array) == self._layout)
-        )
-
-
-class _List:
-    """A call of a list of keys with a list of arrays, which it does not keep alive.
-
-    Comparing each of a thousand small arrays in Python takes as long as copying it.  So the loops
-    over a list are NumPy's and those of built-in functions.
-
-    Attributes
-    ----------
-    made : Any
-        The prepared form.
-    nbytes : int
-        An estimate of the memory that the call takes, with its prepared form.
-    """
-
-    def __init__(
-        self, keys: list[Any], arrays: Sequence[Any], made: Any, *, to_write: bool
-    ) -> None:
-        self.made = made
-        self.nbytes = call_bytes(len(keys))
-        self._keys = keys
-        self._key_addresses = _addresses(keys)
-        self._kinds = list(map(type, keys))
-        self._exact = EXACT.issuperset(self._kinds)
-        # A new array may get the address of a freed array; the references detect this.
-        present = self._present = [True]
-
-        def freed(reference: object) -> None:
-            present.clear()
-
-        self._references = [weakref.ref(array, freed) for array in arrays]
-        self._addresses = _addresses(arrays)
-        # The shape of an array of one axis cannot change: NumPy resizes no array with references.
-        flat = all(array.ndim == 1 for array in arrays)
-        attributes = [_dtype_of, _axes_of if flat else _shape_of]
-        if to_write:
-            attributes += filter(None, [_layout_of(arrays)])
-        self._attributes = [(each, *_intern(map(each, arrays))) for each in attributes]
-
-    def is_of_list(self, keys: Sequence[Any], arrays: Any) -> bool:
-        """Return whether the call has these keys and these arrays."""
-        if not (isinstance(arrays, (list, tuple)) and self._present):
-            return False
-        count = len(keys)
-        if count != len(self._keys):
-            return False
-        same_objects = np.fromiter(keys, object, count).tobytes() == self._key_addresses
-        if not same_objects and not self._has_equal(keys):
-            return False
-        if np.fromiter(arrays, object, len(arrays)).tobytes() != self._addresses:
-            return False
-        for attribute, had, uniform in self._attributes:
-            if uniform:
-                if countOf(map(attribute, arrays), had[0]) != len(had):
-                    return False
-            elif not all(map(eq, map(attribute, arrays), had)):
-                return False
-        return True
-
-    def _has_equal(self, keys: Sequence[Any]) -> bool:
-        """Return whether the call has keys like these, of the same types."""
-        # True equals the key 1, and an object of a str's subclass may equal any str.
-        return self._exact and list(map(type, keys)) == self._kinds and self._keys == list(keys)
-
-
-def call_bytes(length: int) -> int:
-    """Estimate the memory of a kept call of a list, with its prepared form."""
-    return _CALL_BYTES + _ARRAY_BYTES * length
-
-
-def _addresses(items: Sequence[Any]) -> bytes:
-    """Return the addresses of objects, which is the ``id`` of each, as one piece of memory."""
-    return np.fromiter(items, object, len(items)).tobytes()
-
-
-def _intern(values: Iterable[Any]) -> tuple[list[Any], bool]:
-    """Return the values, with one object for equal values, and whether all are equal."""
-    one_of: dict[Any, Any] = {}
-    each = [one_of.setdefault(value, value) for value in values]
-    return each, len(one_of) == 1
-
-
-def _layout_of(arrays: Sequence[Any]) -> Attribute | None:
-    """Return a getter of the strides and writability of an array; None if neither can change.
-
-    Two results for an array differ if its strides or writability have changed in between.  CuPy's
-    arrays are always writable, and their strides cannot be set.
-    """
-    on_host = [isinstance(array, np.ndarray) for array in arrays]
-    if not any(on_host):
-        return None
-    return _in_order if all(on_host) and all(map(_in_order, arrays)) else _layout
-
-
-def _layout(array: Any) -> tuple[bool, tuple[int, ...]]:
-    """Return whether an array can be written, and its strides."""
-    return getattr(array.flags, "writeable", True), array.strides
+def _reason(given: Sequence[Any], row: Sequence[Any]) -> str:
+    """Return why a call cannot be kept, which uses other arrays than were given."""
+    used = set(map(id, row))
+    odd = next((array for array in given if id(array) not in used), None)
+    if isinstance(odd, np.ndarray) and type(odd) is np.ndarray:
+        return "an array lies in a bucket or is converted, so that a copy is made"
+    kind = type(odd)
+    return f"{kind.__module__}.{kind.__qualname__} is no plain array of NumPy or CuPy"

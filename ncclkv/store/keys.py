@@ -15,6 +15,8 @@ from ncclkv.table.registry import Key
 EXACT = frozenset({int, str, *(np.dtype(code).type for code in "bBhHiIlLqQ")})
 """Types of keys that compare equal only if they name the same key."""
 
+_LISTS = frozenset({list, tuple})
+
 Singles: TypeAlias = list[tuple[Key, Any]]
 """Keys in the order given, each with its only array."""
 
@@ -96,6 +98,26 @@ def _several(verb: str, key: Key, arrays: Any) -> list[Any]:
     if not arrays:
         raise UsageError(f"{verb} of key {key!r} was given an empty list; give at least one array")
     return list(arrays)
+
+
+def flattened(key: Any, arrays: Any) -> tuple[Any, Any]:
+    """Return a call with a list of arrays for a key as a call that repeats the key.
+
+    Other calls, and those that `pairs` refuses, are returned as they are.
+
+    Examples
+    --------
+    >>> flattened(["a", "b"], [[1.0, 2.0], 3.0])
+    (['a', 'a', 'b'], [1.0, 2.0, 3.0])
+    """
+    keys, items = (key, arrays) if is_list(key) else ([key], [arrays])
+    if not is_list(items) or len(items) != len(keys) or _LISTS.isdisjoint(map(type, items)):
+        return key, arrays
+    lists = [item if is_list(item) else [item] for item in items]
+    if not all(lists):
+        return key, arrays
+    repeated = [name for name, each in zip(keys, lists, strict=True) for _ in each]
+    return repeated, [array for each in lists for array in each]
 
 
 def single(verb: str, key: Any, arrays: Any) -> Singles:

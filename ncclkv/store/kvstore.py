@@ -12,6 +12,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.store import plugin
 from ncclkv.store.capture import CapturedStep, Captures
 from ncclkv.store.context import Context, open_context
+from ncclkv.store.explain import explain
 from ncclkv.store.one_off import OneOff
 from ncclkv.store.options import Options
 from ncclkv.store.overlaps import Overlaps
@@ -246,8 +247,15 @@ are ints, such as 3; use one kind
         ``-`` stands for an unknown time: no prediction without ``"auto"`` or with one rank; no
         measurement before the first reduction, without a collective, and on a GPU, because the host
         does not wait for it.
+
+        In host memory a line names the keys that run without the kernels in C, for each reason.
+
+        The last lines count calls.  A call *found prepared* repeats an earlier call of its keys,
+        with the same arrays or with new NumPy arrays of the same dtypes, shapes and flags.  A call
+        *checked anew* takes many times longer.  The line names the keys of the last such call, and
+        the reason.  ``pushpull`` counts as a push and a pull.
         """
-        return self._registration.explain()
+        return explain(self._context, self._transfers.counts)
 
     # Transfers
 

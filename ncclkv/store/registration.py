@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from ncclkv.store.agreement import from_rank, propose
 from ncclkv.store.context import Component
 from ncclkv.store.keys import Singles, one_key, single
 from ncclkv.store.session import BLOCKS
-from ncclkv.table import plan
 from ncclkv.table.registry import Key, KeySpec
 
 
@@ -87,23 +86,6 @@ class Registration(Component):
         """Return a key's shape, dtype, op and index."""
         with self._session.prefixing_rank():
             return self._engine.layout.registry[one_key(key)]
-
-    def explain(self) -> str:
-        """Return a text: a table of the buckets, their keys and their times."""
-        layout, owner = self._engine.layout, self._engine.placement.owner
-        buckets = [state.bucket for state in layout.states]
-        times = [state.in_flight.seconds for state in layout.states]
-        text = plan.explain(buckets, layout.pending, owner, layout.sizing, times)
-        return "\n".join([text, *self._explain_states()])
-
-    def _explain_states(self) -> Iterator[str]:
-        """Yield a line with the size of the optimizer's states, if there are any."""
-        states, rule = self._engine.layout.states, self._engine.rule
-        total = sum(map(rule.state_bytes, states))
-        shared = sum(rule.state_bytes(each) for each in states if each.shares_states(each.to))
-        if total:
-            note = f", {shared:,} of them shared with the ranks of its node" if shared else ""
-            yield f"states of {rule.name}: {total:,} bytes on this rank{note}"
 
     # For other components
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ncclkv.arguments import check_flag
+from ncclkv.arrays.memory import addresses, lie_apart
 from ncclkv.arrays.torch import tensors
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.bucket_state import Array
@@ -15,7 +17,7 @@ from ncclkv.engine.group import Group
 from ncclkv.engine.overlap import OrderedLaunch
 from ncclkv.errors import OutOfMemory, UsageError
 from ncclkv.store import check
-from ncclkv.store.call_cache import CallCache
+from ncclkv.store.call_cache import CallCache, Counts
 from ncclkv.store.context import Component, Context
 from ncclkv.store.keys import is_list, key_list, one_key, single
 from ncclkv.store.registration import Assignment, Registration
@@ -41,6 +43,11 @@ class Transfers(Component):
         # The verbs of other threads replace these two in an overlap block.
         self._pushing: Verb | SharedVerb = verb("push")
         self._viewing: Verb | SharedVerb = context.session.verb("grad_view", allowed_inside=BLOCKS)
+
+    @property
+    def counts(self) -> Mapping[str, Counts]:
+        """The calls of each verb, counted."""
+        return self._cache.counts
 
     # Verbs
 
@@ -69,7 +76,7 @@ class Transfers(Component):
             made = self._new_outs(key, local=local) if out is None else None
             epoch, out = self._engine.epoch, made if out is None else out
             pull, row = self._cache.find_call("pull", key, out, epoch) or self._new_pull(
-                "pull", key, out, local=local, kept=made is None
+                "pull", key, out, local=local
             )
             if local:
                 if pull.written:  # nothing is flushed: their gradients may be in use
@@ -184,6 +191,9 @@ class Transfers(Component):
         """Return a push of arrays that have been checked, and the arrays."""
         registry, rule = self._engine.layout.registry, self._engine.rule
         with self._session.checks:
+            found = self._cache.find_alike("push", key, value, self._lie_outside)
+            if found is not None:
+                return found
             values = check.values(verb, key, value, registry, self._engine.kernels)
             for name in values:
                 rule.check(registry[name])
@@ -193,8 +203,13 @@ class Transfers(Component):
             problem = out_of_memory(verb, key, error)
             self._session.checks.raised = problem  # nothing has been recorded
             raise problem from error
-        self._cache.keep_call("push", key, value, row, push)
+        self._cache.keep_call("push", key, value, row, push, serves_others=not push.in_place)
         return push, row
+
+    def _lie_outside(self, arrays: Sequence[Array]) -> bool:
+        """Return whether arrays to read lie in no bucket; may be False needlessly."""
+        begins = addresses(arrays)
+        return begins is not None and self._engine.layout.lie_outside(begins)
 
     def _record_and_push(
         self,
@@ -221,22 +236,27 @@ class Transfers(Component):
     # Pulls
 
     def _new_pull(
-        self, verb: str, key: Any, out: Any, *, local: bool = False, kept: bool = True
+        self, verb: str, key: Any, out: Any, *, local: bool = False
     ) -> tuple[Pull, Sequence[Array]]:
-        """Return a pull into arrays that have been checked, and the arrays.
-
-        The call is cached if `kept`: the arrays may be pulled into again.
-        """
+        """Return a pull into arrays that have been checked, and the arrays."""
         layout = self._engine.layout
         with self._session.checks:
+            found = self._cache.find_alike("pull", key, out, self._lie_apart)
+            if found is not None:
+                return _with_tensors(found[0], out), found[1]
             reads = check.outs(verb, key, out, layout.registry, self._engine.kernels)
             if local or self._block is None:  # the end of a group checks where they lie
                 layout.check_outs(reads, flushed=not local)
         pull, row = self._engine.plan_pull(reads)
-        if kept:
-            self._keep_pull("pull", key, out, row, pull)
-        pull.tensors = tensors(out)
-        return pull, row
+        self._keep_pull("pull", key, out, row, pull)
+        return _with_tensors(pull, out), row
+
+    def _lie_apart(self, arrays: Sequence[Array]) -> bool:
+        """Return whether arrays to write lie in no bucket and share no memory; as above."""
+        begins = addresses(arrays)
+        if begins is None or not lie_apart(arrays, begins):
+            return False
+        return self._engine.layout.lie_outside(begins)
 
     def _keep_pull(self, verb: str, key: Any, out: Any, row: Sequence[Array], pull: Pull) -> None:
         """Keep a pull for the next call with these arrays.
@@ -244,8 +264,12 @@ class Transfers(Component):
         A pull may write the gradients of buckets that it flushes itself.  Others are checked at
         each call, because they may be in use.
         """
-        if self._engine.layout.sealed and all(state in pull.states for state in pull.written):
-            self._cache.keep_call(verb, key, out, row, pull)
+        if not self._engine.layout.sealed:
+            self._cache.note(verb, "a key has no bucket before the first push")
+        elif not all(state in pull.states for state in pull.written):
+            self._cache.note(verb, "an array lies in a bucket")
+        else:
+            self._cache.keep_call(verb, key, out, row, pull, serves_others=not pull.written)
 
     def _new_outs(self, key: Any, *, local: bool) -> Array | list[Array]:
         """Return new arrays to pull a key, or a list of keys, into."""
@@ -273,7 +297,10 @@ class Transfers(Component):
 
     def _end_group(self, group: Group) -> None:
         """Execute the calls of a group: one push, then one pull."""
-        cached = self._cache.find_call("group", group.keys, group.outs, self._engine.epoch)
+        names = "group", group.keys, group.outs
+        cached = self._cache.find_call(*names, self._engine.epoch) or self._cache.find_alike(
+            *names, self._lie_apart
+        )
         reads = [] if cached is not None else group.reads()
         check.check_disjoint("group", reads)
         group.prepare(reads)
@@ -286,6 +313,12 @@ class Transfers(Component):
         self._engine.updates.applying = True
         group.commit()
         self._end_push(pull, row)
+
+
+def _with_tensors(pull: Pull, out: Any) -> Pull:
+    """Return a pull that marks tensors as written: a copy, since a kept pull keeps none alive."""
+    written = tensors(out)
+    return replace(pull, tensors=written) if written else pull
 
 
 def out_of_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:

@@ -113,9 +113,10 @@ def differing_key(
 
 def describe(verb: str, keys: Iterable[Key], priority: int = 0, arguments: str = "") -> str:
     """Return a text of a call, nearly as a user writes the call."""
-    names = [repr(key) for key in keys]
-    if len(names) > _MAX_KEYS:
-        names = [*names[:_MAX_KEYS], f"... {len(names)} keys"]
+    listed = [*keys]
+    names = [repr(key) for key in listed[:_MAX_KEYS]]
+    if len(listed) > _MAX_KEYS:
+        names.append(f"... {len(listed)} keys")
     shown = [name if len(name) <= _MAX_LENGTH else f"{name[:_MAX_LENGTH]}..." for name in names]
     rest = [arguments] if arguments else [f"priority={priority}"] if priority else []
     return f"{verb}({', '.join([*shown, *rest])})"

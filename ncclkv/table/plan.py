@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from ncclkv.table.bucket import Bucket, Range
 from ncclkv.table.cost import Sizing
+from ncclkv.table.names import listed
 from ncclkv.table.registry import Key
 
 
@@ -81,7 +82,7 @@ def label(bucket: Bucket, span: Range) -> str:
 
 def explain(
     buckets: Sequence[Bucket],
-    waiting: Iterable[Key],
+    waiting: Sequence[Key],
     owner: str,
     sizing: Sizing,
     measured: Sequence[float | None],
@@ -91,7 +92,7 @@ def explain(
     Parameters
     ----------
     buckets : sequence of Bucket
-    waiting : iterable of keys
+    waiting : sequence of keys
         Keys that have no bucket yet.
     owner : str
         The ranks that update.
@@ -111,8 +112,8 @@ def explain(
             f"{len(keys):4}  {owner:10}  {_ms(predicted):>12}  {_ms(seconds):>12}  {holds}"
         )
     lines.append(str(sizing))
-    if names := ", ".join(map(repr, waiting)):
-        lines.append(f"no bucket until the first push, grad_view or value: {names}")
+    if waiting:
+        lines.append(f"no bucket until the first push, grad_view or value: {listed(waiting)}")
     return "\n".join(lines)
 
 

@@ -47,6 +47,7 @@ MODULES = (
     "reproducible",
     "schedules",
     "sharded",
+    "sparse_lists",
     "several_stores",
     "trajectories",
     "uneven",

@@ -45,6 +45,7 @@ PLACED_MODULES = frozenset(
         "regressions",
         "reproducible",
         "schedules",
+        "sparse_lists",
         "trajectories",
         "uneven",
         "updaters",
@@ -82,6 +83,7 @@ SIZED_MODULES = frozenset(
         "one_off",
         "one_off_misuse",
         "reproducible",
+        "sparse_lists",
         "uneven",
         "late_ranks",
     ]
@@ -94,6 +96,7 @@ SHARED_MODULES = frozenset(
         "pending_pushes",
         "missing_pushes",
         "pulls",
+        "sparse_lists",
         "uneven",
         "updaters",
         "views",
@@ -111,7 +114,7 @@ STREAM_MODULES = frozenset(["divergence", "groups", "nonfinite", "norms", "optim
 """Modules of cases whose work on a device depends on the placement, besides `SHARED_MODULES`."""
 
 DIVIDED_MODULES = frozenset(
-    ["checkpoints", "norms", "optimizers", "trajectories", "uneven", "updaters"]
+    ["checkpoints", "norms", "optimizers", "sparse_lists", "trajectories", "uneven", "updaters"]
 )
 """Modules of cases with a function or an optimizer, which owners of parts run."""
 

@@ -7,9 +7,11 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import UsageError
+from ncclkv.kernels.host import HostKernels
 from tests.conformance.expect import SHAPE, check_words, full, intact, probed, pulled, same
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
+from tests.harness.context import context_of
 
 
 @case()
@@ -94,6 +96,24 @@ def plan_names_every_key_and_bucket(create: Stores) -> None:
         assert word in after
     for word in ("float32", "int32", "sum"):
         assert word in after
+
+
+@case()
+def plan_counts_calls_and_names_keys_without_c(create: Stores) -> None:
+    kv = create()
+    kv.init(["a", "b"], [full(0), full(0, dtype=np.int32)])
+    value, out = full(1), full(0)
+    for _ in range(3):
+        kv.push("a", value)
+        kv.pull("a", out)
+    lines = kv.explain_plan().splitlines()
+    for calls in ("pushes", "pulls"):
+        (line,) = (each for each in lines if each.startswith(calls))
+        assert line.startswith(f"{calls}: 2 found prepared, 1 checked anew, the last of 'a': ")
+    named = [each for each in lines if each.startswith("without C: ")]
+    on_host = isinstance(context_of(kv).comm.kernels, HostKernels)
+    assert len(named) == on_host
+    assert all("'b'" in each for each in named)
 
 
 @case()

@@ -51,6 +51,10 @@ class HostKernels:
     def __repr__(self) -> str:
         return f"HostKernels({compiled.kinds()})"
 
+    def not_in_c(self, dtype: np.dtype[Any], op: str) -> str:
+        """Return why NumPy makes sums of `dtype` by `op`; empty if C does."""
+        return compiled.reason(dtype, op)
+
     def zeros(self, count: int, dtype: np.dtype[Any]) -> Array:
         """Return a new flat array of zeros."""
         return np.zeros(count, dtype)

@@ -49,6 +49,20 @@ def kinds() -> str:
     return "C and NumPy" if active else "NumPy"
 
 
+def reason(dtype: np.dtype[Any], op: str) -> str:
+    """Return why C does not reduce arrays of `dtype` by `op`; empty if it does."""
+    if not BUILT:
+        return (
+            "the extension is not built, so NumPy makes sums, updates and copies; install ncclkv "
+            "where a C compiler is found"
+        )
+    if not active:
+        return "NCCLKV_COMPILED=0 turns C off, so NumPy makes sums, updates and copies"
+    if sums(dtype, op):
+        return ""
+    return f"NumPy makes {op} of {dtype}; C has sum and avg of float32 and float64 alone"
+
+
 def sums(dtype: np.dtype[Any], op: str) -> bool:
     """Return whether C reduces arrays of `dtype` by `op`."""
     return active and dtype in REAL and op in ("sum", "avg")

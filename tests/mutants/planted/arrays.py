@@ -7,8 +7,9 @@ from tests.mutants.mutant import Mutant, Selection
 CUPY = "ncclkv/arrays/cupy.py"
 DEVICE = "ncclkv/arrays/device.py"
 DLPACK = "ncclkv/arrays/dlpack.py"
-RECENT = "ncclkv/store/call_cache.py"
+RECENT = "ncclkv/store/kept_calls.py"
 TORCH = "ncclkv/arrays/torch.py"
+TRANSFERS = "ncclkv/store/transfers.py"
 
 MUTANTS = (
     Mutant(
@@ -26,6 +27,46 @@ MUTANTS = (
         new="",
         why="an array whose dtype has changed is read as what it was",
         tests=(Selection("0", "unit/store/test_call_cache_stores.py"),),
+    ),
+    Mutant(
+        name="new-arrays-taken-by-their-dtype",
+        file=RECENT,
+        old="    getters = _flags_of, _dtype_of, _shape_of\n",
+        new="    getters = _flags_of, _dtype_of\n",
+        why="a new array of another shape is copied into the gradient of a key",
+        tests=(Selection("0", "unit/store/test_kept_calls_new_arrays.py"),),
+    ),
+    Mutant(
+        name="new-outs-not-compared-with-each-other",
+        file=TRANSFERS,
+        old="        if begins is None or not lie_apart(arrays, begins):\n",
+        new="        if begins is None:\n",
+        why="two new arrays that share memory are both written, and one value is lost",
+        tests=(Selection("0", "unit/store/test_kept_calls_new_arrays.py"),),
+    ),
+    Mutant(
+        name="new-arrays-not-compared-with-buckets",
+        file=TRANSFERS,
+        old="        return begins is not None and self._engine.layout.lie_outside(begins)\n",
+        new="        return begins is not None\n",
+        why="a push of crossed gradient views reads what it has overwritten",
+        tests=(Selection("0", "unit/store/test_kept_calls_new_arrays.py"),),
+    ),
+    Mutant(
+        name="new-outs-not-compared-with-buckets",
+        file=TRANSFERS,
+        old="        return self._engine.layout.lie_outside(begins)\n",
+        new="        return True\n",
+        why="a pull writes into a gradient that the store still needs",
+        tests=(Selection("0", "unit/store/test_kept_calls_new_arrays.py"),),
+    ),
+    Mutant(
+        name="push-in-place-served-to-other-arrays",
+        file=TRANSFERS,
+        old=", serves_others=not push.in_place)",
+        new=")",
+        why="new arrays are never copied into the bucket",
+        tests=(Selection("0", "unit/store/test_kept_calls_new_arrays.py"),),
     ),
     Mutant(
         name="stream-of-torch-not-looked-at",

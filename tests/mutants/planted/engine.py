@@ -13,6 +13,7 @@ BUCKET = "ncclkv/table/bucket.py"
 BUCKET_STATE = "ncclkv/engine/bucket_state.py"
 ENGINE = "ncclkv/engine/engine.py"
 FUSED = "ncclkv/engine/fused_rule.py"
+GATHERED = "ncclkv/engine/gathered.py"
 LAYOUT = "ncclkv/engine/layout.py"
 OVERLAP = "ncclkv/engine/overlap.py"
 PLACEMENT = "ncclkv/engine/placement.py"
@@ -27,7 +28,33 @@ VERIFY = "ncclkv/engine/verify.py"
 TRAJECTORIES = Selection("0", "threads/test_store_cases.py", "trajectories")
 _OVERLAPS = Selection("0", "threads/test_store_cases.py", "overlaps")
 
+_SPARSE = Selection("0", "threads/test_store_cases.py", "sparse_lists")
+
 MUTANTS = (
+    Mutant(
+        name="old-gradients-gathered",
+        file=REDUCER,
+        old="        gathered.fill()\n",
+        new="",
+        why="a push of keys between others sums what lies in the array",
+        tests=(_SPARSE,),
+    ),
+    Mutant(
+        name="sums-of-a-slice-updated-from-the-first-element",
+        file=GATHERED,
+        old="                    update(low, high)\n",
+        new="                    update(0, part.size)\n",
+        why="two ranks update the same element of a short range",
+        tests=(_SPARSE,),
+    ),
+    Mutant(
+        name="owners-of-gathered-elements-by-whole-ranges",
+        file=GATHERED,
+        old=" + min(element, span.hi) - span.lo\n",
+        new="\n",
+        why="the sum of a range goes to a rank without its states",
+        tests=(_SPARSE,),
+    ),
     Mutant(
         name="states-of-another-owner",
         file=BUCKET_STATE,
@@ -231,8 +258,8 @@ MUTANTS = (
     Mutant(
         name="first-value-for-a-shared-out",
         file=BATCH,
-        old="index for index, (_, out) in enumerate(reads)}\n",
-        new="index for index, (_, out) in reversed([*enumerate(reads)])}\n",
+        old="index for index, same in enumerate(identities(outs))}\n",
+        new="index for index, same in reversed([*enumerate(identities(outs))])}\n",
         why="an out that stands for several keys gets the first one's value",
         tests=(THREADS,),
     ),

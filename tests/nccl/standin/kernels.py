@@ -34,6 +34,9 @@ class StandInKernels:
         self._streams.poison(array)
         return array.reshape(shape)
 
+    def not_in_c(self, dtype: np.dtype[Any], op: str) -> str:
+        return ""
+
     def left(self) -> int | None:
         return self._streams.device.left()
 

@@ -6,13 +6,15 @@ import gc
 import tracemalloc
 import weakref
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ncclkv
 from ncclkv.store import call_cache as recent_calls
-from ncclkv.store.call_cache import CallCache, call_bytes
+from ncclkv.store.call_cache import CallCache
+from ncclkv.store.kept_calls import call_bytes
 
 
 def f(*shape: int) -> np.ndarray:
@@ -228,3 +230,116 @@ def test_equal_keys_that_are_other_objects_are_found() -> None:
         recent.keep_call("push", keys, arrays, arrays, "made")
         assert all(mine is not kept for mine, kept in zip(anew, keys, strict=True))
         assert recent.find_call("push", anew, arrays) is not None
+
+
+# New arrays in place of the kept ones
+
+
+def outside(arrays: object) -> bool:
+    """Return True: no array lies in a bucket, and none shares memory."""
+    return True
+
+
+def inside(arrays: object) -> bool:
+    return False
+
+
+def test_new_arrays_like_the_kept_ones_are_served() -> None:
+    cache, keys, arrays = CallCache([]), ["a", "b", "c"], [f(2), f(3, 2), f(2)]
+    cache.keep_call("pull", keys, arrays, arrays[::-1], "made")
+    cache.keep_call("pull", "a", arrays[0], [arrays[0]], "one")
+    del arrays
+    for _ in range(3):
+        anew = [f(2), f(3, 2), f(2)]
+        assert cache.find_call("pull", keys, anew) is None
+        made, row = cache.find_alike("pull", keys, anew, inside) or ("", ())
+        assert made == "made"
+        assert [*map(id, row)] == [*map(id, anew[::-1])]
+        assert cache.find_call("pull", keys, anew) is not None, "the new arrays are kept"
+        assert cache.find_alike("pull", "a", anew[0], inside) == ("one", (anew[0],))
+        assert cache.find_call("pull", "a", anew[0]) is not None
+        del anew, row
+
+
+def replaced(array: np.ndarray) -> list[np.ndarray]:
+    arrays = [f(2), f(3, 2), f(2)]
+    arrays[1] = array
+    return arrays
+
+
+class Sub(np.ndarray):
+    pass
+
+
+ODD = {
+    "shape": f(2, 3),
+    "axes": f(6),
+    "dtype": np.ones((3, 2), np.int32),
+    "byte order": np.ones((3, 2), ">f4"),
+    "Fortran order": np.ones((3, 2), np.float32, order="F"),
+    "strides": np.ones((3, 4), np.float32)[:, ::2],
+    "subclass": f(3, 2).view(Sub),
+    "view": f(6).reshape(3, 2),
+    "number": 1.0,
+    "empty list": [],
+    "list in a list": [[f(3, 2)]],
+    "two arrays": [f(3, 2), f(3, 2)],
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_array_unlike_the_kept_one_is_not_served(odd: str) -> None:
+    cache, keys, arrays = CallCache([]), ["a", "b", "c"], [f(2), f(3, 2), f(2)]
+    cache.keep_call("pull", keys, arrays, arrays, "made")
+    cache.keep_call("pull", "b", arrays[1], [arrays[1]], "one")
+    given: Any = ODD[odd]
+    assert cache.find_alike("pull", keys, replaced(given), outside) is None
+    assert cache.find_alike("pull", "b", given, outside) is None
+
+
+def test_a_read_only_array_is_not_served() -> None:
+    cache, arrays, anew = CallCache([]), [f(2), f(2)], [f(2), f(2)]
+    cache.keep_call("pull", ["a", "b"], arrays, arrays, "made")
+    cache.keep_call("pull", "b", arrays[1], [arrays[1]], "one")
+    anew[1].flags.writeable = False
+    assert cache.find_alike("pull", ["a", "b"], anew, outside) is None
+    assert cache.find_alike("pull", "b", anew[1], outside) is None
+
+
+def test_views_are_served_if_they_lie_outside() -> None:
+    cache, arrays = CallCache([]), [f(4)[:2], f(6).reshape(3, 2)]
+    cache.keep_call("pull", ["a", "b"], arrays, arrays, "made")
+    cache.keep_call("pull", "b", arrays[1], [arrays[1]], "one")
+    anew = [f(4)[:2], f(6).reshape(3, 2)]
+    assert cache.find_alike("pull", ["a", "b"], anew, inside) is None
+    assert cache.find_alike("pull", "b", anew[1], inside) is None
+    assert cache.find_alike("pull", ["a", "b"], anew, outside) == ("made", anew)
+    assert cache.find_alike("pull", "b", anew[1], outside) == ("one", (anew[1],))
+
+
+def test_an_array_given_twice_is_not_served() -> None:
+    cache, arrays, one = CallCache([]), [f(2), f(2)], f(2)
+    for verb in ("pull", "push"):
+        cache.keep_call(verb, ["a", "b"], arrays, arrays, "made")
+        found = cache.find_alike(verb, ["a", "b"], [one, one], outside)
+        assert (found is None) == (verb == "pull")
+    for verb in ("pull", "push"):
+        cache.keep_call(verb, ["a", "b"], [one, one], [one, one], "made of one")
+        assert cache.find_alike(verb, ["a", "b"], [f(2), f(2)], outside) is None
+
+
+def test_other_keys_and_forms_for_one_call_are_not_served() -> None:
+    cache, arrays = CallCache([]), [f(2), f(2)]
+    cache.keep_call("push", [1, 2], arrays, arrays, "made")
+    cache.keep_call("push", 1, arrays[0], [arrays[0]], "one")
+    anew = [f(2), f(2)]
+    for other in ([2, 1], [1, True], [1.0, 2], [1], [[1], 2], [1, 2, 3]):
+        assert cache.find_alike("push", other, anew, outside) is None
+    for key in (True, 1.0, 2, [1], {}):
+        assert cache.find_alike("push", key, anew[0], outside) is None
+    assert cache.find_alike("pull", [1, 2], anew, outside) is None
+    cache.keep_call("push", [1, 2], arrays, arrays, "made", serves_others=False)
+    cache.keep_call("push", 1, arrays[0], [arrays[0]], "one", serves_others=False)
+    assert cache.find_alike("push", [1, 2], anew, outside) is None
+    assert cache.find_alike("push", 1, anew[0], outside) is None

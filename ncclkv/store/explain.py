@@ -1,0 +1,62 @@
+"""Explain: the plan of a store as a text, with the calls and keys that take a slower way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ncclkv.store.call_cache import Counts
+from ncclkv.store.context import Context
+from ncclkv.table import plan
+from ncclkv.table.names import listed
+from ncclkv.table.registry import Key
+
+_CALLS = {"push": "pushes", "pull": "pulls", "group": "ends of groups"}
+
+
+def explain(context: Context, counts: Mapping[str, Counts]) -> str:
+    """Return a table of the buckets, and lines about states, kernels and calls.
+
+    Parameters
+    ----------
+    context : Context
+    counts : mapping of str to Counts
+        The calls of each verb.
+    """
+    layout, owner = context.engine.layout, context.engine.placement.owner
+    buckets = [state.bucket for state in layout.states]
+    times = [state.in_flight.seconds for state in layout.states]
+    text = plan.explain(buckets, list(layout.pending), owner, layout.sizing, times)
+    return "\n".join([text, *_states(context), *_kernels(context), *_calls(counts)])
+
+
+def _states(context: Context) -> Iterator[str]:
+    """Yield a line with the size of the optimizer's states, if there are any."""
+    states, rule = context.engine.layout.states, context.engine.rule
+    total = sum(map(rule.state_bytes, states))
+    shared = sum(rule.state_bytes(each) for each in states if each.shares_states(each.to))
+    if total:
+        note = f", {shared:,} of them shared with the ranks of its node" if shared else ""
+        yield f"states of {rule.name}: {total:,} bytes on this rank{note}"
+
+
+def _kernels(context: Context) -> Iterator[str]:
+    """Yield a line for each reason why keys run without the kernels in C, with these keys."""
+    kernels, found = context.comm.kernels, dict[str, list[Key]]()
+    for spec in context.engine.layout.registry:
+        if reason := kernels.not_in_c(spec.dtype, spec.op):
+            found.setdefault(reason, []).append(spec.key)
+    for reason, keys in found.items():
+        yield f"without C: {listed(keys)}: {reason}"
+
+
+def _calls(counts: Mapping[str, Counts]) -> Iterator[str]:
+    """Yield a line for each verb, with its calls found prepared and checked anew."""
+    for verb, name in _CALLS.items():
+        if (count := counts.get(verb)) is None:
+            continue
+        alike = f" ({count.alike:,} of them with new arrays)" if count.alike else ""
+        last = f", the last of {listed(count.keys, count.length)}: {count.reason}"
+        yield (
+            f"{name}: {count.prepared:,} found prepared{alike}, {count.anew:,} checked anew"
+            f"{last if count.anew else ''}"
+        )
