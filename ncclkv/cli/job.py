@@ -261,6 +261,10 @@ class Job:
             return
         rank = self._ranks[number]
         is_first = not self._failed()
-        rank.take(kind, data.decode(errors="replace"), self._seconds())
+        text = data.decode(errors="replace")
+        if not rank.take(kind, text, self._seconds()) and not rank.warned:
+            rank.warned = True
+            line = f"ncclkv run: {rank} wrote to the pipe in {notify.PIPE}; ignored: {text[:80]!r}"
+            self._output.between(wire.ERR, line)
         if kind == wire.ENDED and rank.code and is_first:  # before the errors of the other ranks
             self._output.between(wire.ERR, f"ncclkv run: {rank} {how(rank.code)}")

@@ -80,7 +80,11 @@ def _describe_end(rank: Rank, outcome: Outcome) -> str:
         ended = f": it {end}" if end else ""
         return f"{rank} did not reach MPI's start, where {_format(waiting)} waited for it{ended}"
     if rank is outcome.left:
-        return f"{rank} {end}, while {_format(outcome.unreported)} had not ended"
+        others = _format(each for each in outcome.unreported if each is not rank)
+        if rank.code != 0:
+            code = "exit code 0" if rank.exits and rank.exits.code == 0 else "an unknown exit code"
+            end = f"began to exit with {code}, {rank.leaves:.1f} s after the start"
+        return f"{rank} {end}, while {others} had not ended"
     return f"{rank} failed: {rank.reason}" if rank.reason else f"{rank} {end}"
 
 

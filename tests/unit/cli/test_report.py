@@ -30,7 +30,7 @@ def lost(number: int) -> Rank:
 
 def fails(each: Rank, reason: str, seconds: float) -> None:
     """Let a rank report its failure, and print the reason."""
-    each.take(wire.EVENT, f"{notify.FAILED} {reason}", seconds)
+    each.take(wire.EVENT, f"{notify.PREFIX}{notify.FAILED} {reason}", seconds)
     each.keep_line(FAILED.format(each.number, reason))
 
 
@@ -155,7 +155,7 @@ def test_unconnected_ranks_are_judged_by_the_launchers_exit_code():
 def test_a_rank_that_ends_before_the_start_of_mpi():
     waiting = [rank(0, -6, 9.0), rank(2, None)]
     for each in waiting:
-        each.take(wire.EVENT, notify.MPI_BEGINS, 1.0)
+        each.take(wire.EVENT, notify.PREFIX + notify.MPI_BEGINS, 1.0)
     ended = outcome(waiting[0], rank(1), waiting[1])
     first = report(ended, "").splitlines()[0]
     assert first.endswith(
@@ -187,3 +187,50 @@ def test_the_watchdogs_text_is_the_reason():
     ended = outcome(rank(0), aborted)
     assert report(ended, "").splitlines()[0].endswith("failed: a sum took more than 3 s")
     assert ended.code == 1
+
+
+def exits(each: Rank, code: str, seconds: float) -> Rank:
+    """Let a rank report the beginning of its exit."""
+    assert each.take(wire.EVENT, f"{notify.PREFIX}{notify.EXITS} {code}", seconds)
+    return each
+
+
+@pytest.mark.parametrize("announced", ["17", "?"])
+def test_a_rank_that_exits_and_waits_for_the_others(announced):
+    """Check the order of the exits, which the ends of the processes do not keep."""
+    survivor = exits(rank(0, 5, 6.0), "5 RankLost: rank 1 left", 5.0)
+    ended = outcome(survivor, exits(rank(1, 17, 9.0), announced, 5.5), rank(2, 5, 6.5))
+    assert ended.first.number == 1, "rank 0's event may arrive earlier, but names another"
+    assert ended.code == 17
+
+
+@pytest.mark.parametrize("code", [0, None, -9])
+def test_a_rank_that_exits_with_0_while_others_exit_by_themselves(code):
+    lasting = exits(rank(1, code, 9.0), "0", 5.0)
+    lasting.killed = True
+    if code is None:
+        lasting.take(b"", "", 9.0)
+    ended = outcome(exits(rank(0, 5, 6.0), "5 RankLost: rank 1 left", 5.5), lasting)
+    assert ended.left is lasting
+    assert ended.code == 1
+    assert " with exit code 0, " in report(ended, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exits abc",
+        "failed x",
+        "",
+        "\0",
+        "ncclkv-event exits x",
+        "ncclkv-event exits 256",
+        "ncclkv-event exits",
+        "ncclkv-event exits \xb2",
+        "ncclkv-event other 3",
+    ],
+)
+def test_a_line_that_is_no_event(text):
+    fine = rank(0, 0, 1.0)
+    assert not fine.take(wire.EVENT, text, 0.5)
+    assert outcome(fine, launcher=0).code == 0
