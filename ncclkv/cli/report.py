@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable, Iterator
 
 from ncclkv import notify
+from ncclkv.cli import other_errors
 from ncclkv.cli.outcome import Outcome, Rank, never_started
 from ncclkv.comm.diagnosis.reports import format_ranks
 
@@ -56,7 +57,7 @@ def report(outcome: Outcome, attempt: str) -> str:
         lines += [f"  [{first.number}] {line}" for line in first.last]
     lines += _describe_silent(outcome, first)
     others = [rank for rank in outcome.ranks.values() if rank is not first]
-    errors = [f"  [{rank.number}] {line}" for rank in others for line in rank.errors]
+    errors = other_errors.describe(others)
     lines += ["errors of the other ranks:", *errors] if errors else []
     if len(lines) > 2:  # the cause is the last line on a terminal, too
         lines.append(f"ncclkv run: {_describe_end(first, outcome)}")

@@ -45,8 +45,7 @@ def test_the_first_failure_is_the_reason():
         "its last lines of stderr:",
         "  [1] step 7",
         "errors of the other ranks:",
-        "  [0] " + FAILED.format(0, "RankLost: rank 1 is gone"),
-        "  [2] " + FAILED.format(2, "RankLost: rank 1 is gone"),
+        "  ranks 0, 2: failed, ending the job: RankLost: rank 1 is gone",
         "ncclkv run: rank 1 on node1 (pid 101) was killed by SIGKILL (often the kernel's "
         "out-of-memory killer: see dmesg), 10.0 s after the start",
     ]
@@ -234,3 +233,40 @@ def test_a_line_that_is_no_event(text):
     fine = rank(0, 0, 1.0)
     assert not fine.take(wire.EVENT, text, 0.5)
     assert outcome(fine, launcher=0).code == 0
+
+
+def test_a_hang_of_four_ranks_has_a_short_report():
+    """Check that lines of waiting ranks are not repeated, and that equal errors are one line."""
+    ranks = [rank(number) for number in range(4)]
+    for each in (ranks[0], *ranks[2:]):
+        who = f"rank {each.number} of 4"
+        for line in range(20):
+            each.keep_line(f"ncclkv: {who} on node1 (pid 1) has waited {line} s: a sum (key 'w')")
+        reason = f"CommTimeout: {who}: a sum waited 6.{each.number} s for rank 1; t.py:4"
+        fails(each, reason, 6.0 + each.number)
+    said = report(outcome(*ranks), "").splitlines()
+    assert len(said) <= 25
+    where = said.index("errors of the other ranks:")
+    same = "failed, ending the job: CommTimeout: a sum waited 6.2 s for rank 1; t.py:4"
+    assert said[where + 1] == f"  ranks 2, 3: {same}"
+    assert said[where + 2].startswith("ncclkv run: rank 0 on node1 (pid 100) failed: CommTimeout")
+
+
+def test_calls_that_differ_are_told_once():
+    ranks = [rank(number) for number in range(4)]
+    for each in ranks:
+        called = f"rank 1 called push('v'), but rank {each.number} called push('w')"
+        fails(each, f"OrderMismatch: rank {each.number} of 4: {called}", 1.0 + each.number)
+    said = report(outcome(*ranks), "")
+    assert "  ranks 2, 3: failed, ending the job: OrderMismatch: rank 1 called push('v'), " in said
+    assert "but this rank called push('w')" in said
+    assert "  [1] ncclkv: rank 1 of 3 on node1" in said
+
+
+def test_many_errors_of_other_ranks_are_counted():
+    ranks = [rank(number) for number in range(40)]
+    for each in ranks:
+        fails(each, f"ValueError: {'x' * each.number}", 1.0 + each.number)
+    said = report(outcome(*ranks), "").splitlines()
+    assert "  and 31 more lines" in said
+    assert len(said) <= 25
