@@ -71,6 +71,8 @@ class Start(NamedTuple):
         Port for ranks of other hosts, 0 for any free port; None for ranks of this machine only.
     output : Path or None
         Folder with a file for each stream of a rank.
+    places : sequence of str
+        The host of each rank; empty where the launcher chooses.
     """
 
     ranks: int
@@ -79,6 +81,7 @@ class Start(NamedTuple):
     environment: Mapping[str, str]
     port: int | None = None
     output: Path | None = None
+    places: Sequence[str] = ()
 
 
 class Job:
@@ -95,7 +98,8 @@ class Job:
     """
 
     def __init__(self, start: Start) -> None:
-        self._ranks = {number: Rank(number) for number in range(start.ranks)}
+        places = start.places or [""] * start.ranks
+        self._ranks = {number: Rank(number, place=places[number]) for number in range(start.ranks)}
         self._start = start
         self._selector = selectors.DefaultSelector()
         self._connections = Connections(start.ranks, start.port, self._selector, self._take)

@@ -56,6 +56,8 @@ class Rank:
     Attributes
     ----------
     host : str
+    place : str
+        The host on which the user placed it; empty where the launcher chooses.
     pid : int
     code : int or None
         Its exit code, or minus the number of the signal that ended it; None where unknown.
@@ -93,6 +95,7 @@ class Rank:
     warned: bool = False
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     errors: list[str] = field(default_factory=list)
+    place: str = ""
 
     def take(self, kind: bytes, text: str, seconds: float) -> bool:
         """Process a frame of the supervisor; an empty kind is the end of the connection.
@@ -239,6 +242,18 @@ class Outcome(NamedTuple):
     def unreported(self) -> list[Rank]:
         """Return the ranks that began and did not report an end with exit code 0."""
         return [rank for rank in self.ranks.values() if rank.began and rank.code != 0]
+
+    @property
+    def not_begun(self) -> list[Rank]:
+        """Return the ranks that never began, if the job failed for the lack of them.
+
+        All ranks began where one has left MPI's start: the others may not have reached the runner.
+        """
+        first = self.first
+        alone = first is not None and not first.follows and first.mpi != notify.MPI_BEGINS
+        if alone or any(rank.mpi == notify.MPI_RUNS for rank in self.ranks.values()):
+            return []
+        return [rank for rank in self.ranks.values() if not rank.began]
 
     @property
     def left(self) -> Rank | None:

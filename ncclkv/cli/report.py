@@ -49,6 +49,10 @@ def report(outcome: Outcome, attempt: str) -> str:
     """
     headline = f"ncclkv run: the job failed after {outcome.seconds:.1f} s ({attempt}): "
     first = _first_to_name(outcome)
+    missing = outcome.not_begun
+    if missing and len(missing) < len(outcome.ranks):
+        end = f"{describe_not_begun(missing)}; the launcher {how(outcome.launcher)}"
+        return "\n".join([headline + end, *outcome.launcher_lines]) + "\n"
     if first is None:
         return "\n".join([headline + _describe_launcher(outcome), *outcome.launcher_lines]) + "\n"
     lines = [headline + _describe_end(first, outcome)]
@@ -62,6 +66,21 @@ def report(outcome: Outcome, attempt: str) -> str:
     if len(lines) > 2:  # the cause is the last line on a terminal, too
         lines.append(f"ncclkv run: {_describe_end(first, outcome)}")
     return "\n".join(lines) + "\n"
+
+
+def describe_not_begun(ranks: Iterable[Rank]) -> str:
+    """Describe ranks that never began, by the hosts on which the user placed them.
+
+    Examples
+    --------
+    >>> describe_not_begun([Rank(2, place="node2"), Rank(3, place="node2")])
+    'ranks 2, 3 on node2 did not begin'
+    """
+    places: dict[str, list[Rank]] = {}
+    for rank in ranks:
+        places.setdefault(rank.place, []).append(rank)
+    each = [_format(there) + f" on {name}" * bool(name) for name, there in places.items()]
+    return f"{' and '.join(each)} did not begin"
 
 
 def _first_to_name(outcome: Outcome) -> Rank | None:
