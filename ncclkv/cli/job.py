@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from ncclkv import notify
+from ncclkv import env, notify
 from ncclkv.cli import wire
 from ncclkv.cli.connections import Connections
 from ncclkv.cli.descendants import adopt, children, end_all
@@ -28,6 +28,7 @@ from ncclkv.cli.output import Output
 from ncclkv.cli.process import PR_SET_PDEATHSIG
 from ncclkv.cli.rank import ALONE
 from ncclkv.cli.report import how
+from ncclkv.cli.silence import Silence
 from ncclkv.system.processes import stat_of
 
 _RANK = Path(__file__).with_name("rank.py")
@@ -73,6 +74,8 @@ class Start(NamedTuple):
         Folder with a file for each stream of a rank.
     places : sequence of str
         The host of each rank; empty where the launcher chooses.
+    timeout : float
+        Seconds for which a supervisor may be stopped after the end of its rank.
     """
 
     ranks: int
@@ -82,6 +85,7 @@ class Start(NamedTuple):
     port: int | None = None
     output: Path | None = None
     places: Sequence[str] = ()
+    timeout: float = env.DEFAULT_TIMEOUT
 
 
 class Job:
@@ -118,6 +122,7 @@ class Job:
         self._limit: float | None = None
         self._launcher_limit: float | None = None
         self._hung = False
+        self._silence = Silence(start.timeout)
         self._start_time = time.monotonic()
 
     def run(self) -> Outcome:
@@ -193,6 +198,7 @@ class Job:
             self._interrupted_by = number
             os.killpg(process.pid, number)
             self._limit = now + _INTERRUPTED_SECONDS
+        self._silence.look(self._ranks.values(), self._seconds())
         if self._failed() and self._limit is None:
             self._limit = now + _FAILED_SECONDS
         ended = all(rank.over for rank in self._ranks.values())

@@ -28,6 +28,9 @@ _LARGEST_CODE = 255
 _MPI_ERROR = "Other MPI error"
 """First words of MPICH's error for a broken connection, such as that to a failed rank."""
 
+_KILLED = (int(signal.SIGKILL), 128 + signal.SIGKILL)
+"""Exit codes of launchers after SIGKILL of a process that they started."""
+
 _ENDS_OF_RUNNER = (-signal.SIGTERM, -signal.SIGKILL)
 """Exit codes of ranks that the runner ends: by its supervisors, or with the launcher's group."""
 
@@ -256,6 +259,23 @@ class Outcome(NamedTuple):
         return [rank for rank in self.ranks.values() if not rank.began]
 
     @property
+    def torn(self) -> Rank | None:
+        """Return the rank whose supervisor was killed; None without one.
+
+        MPICH's mpirun then reports SIGKILL.  Open MPI's sends SIGTERM to the other ranks.
+        """
+        ranks = self.ranks.values()
+        lost = [rank for rank in ranks if rank.lost is not None and not rank.killed]
+        torn = min(lost, key=lambda rank: rank.lost or 0.0, default=None)
+        if torn is None or any(rank.leaves is not None for rank in ranks):
+            return None
+        failed = [rank for rank in ranks if rank.failed() is not None]
+        ended = all(rank.code == -signal.SIGTERM or rank.follows for rank in failed)
+        after = ended and all((rank.failed() or 0.0) > (torn.lost or 0.0) for rank in failed)
+        killed = self.launcher in _KILLED or (self.launcher and failed)
+        return torn if after and killed else None
+
+    @property
     def left(self) -> Rank | None:
         """Return the rank whose exit, as after a success, made the others fail; None without one.
 
@@ -273,6 +293,8 @@ class Outcome(NamedTuple):
         """Return 0 if every rank reported 0, else the code of the first to fail, as in shells."""
         if self.interrupted_by is not None:
             return 128 + self.interrupted_by
+        if self.torn is not None:
+            return shell_code(-signal.SIGKILL)
         if self.left is not None:
             return 1
         first = self.first

@@ -138,7 +138,8 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
     port = options.port if options.port is not None else 0 if several else None
     line = launcher.with_environment(environment)
     places = [name for name, count in slots.items() for _ in range(count)]
-    return Start(ranks, line, command, environment, port, options.output_dir, places)
+    timeout = options.timeout or env.timeout()
+    return Start(ranks, line, command, environment, port, options.output_dir, places, timeout)
 
 
 def run_once(start: Start, restart: int) -> Outcome:

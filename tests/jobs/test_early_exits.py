@@ -57,6 +57,24 @@ def test_lines_that_are_no_events(job: Job) -> None:
     assert re.fullmatch(rf"{said}; ignored: 'exits abc'\n", ended.err), ended.err
 
 
+def test_a_supervisor_that_is_killed(job: Job) -> None:
+    ended = job("early_exits.py", "loses_its_supervisor", "SIGKILL", ranks=3, run=True)
+    assert ended.code == 137, ended.err
+    assert ended.seconds < SECONDS, ended.err
+    said = r"has lost its supervisor, [\d.]+ s after the start: it was killed, or its connection"
+    assert re.search(rf": rank 1 on \S+ \(pid \d+\) {said}", headline(ended.err)), ended.err
+
+
+def test_a_supervisor_that_stays_stopped(job: Job) -> None:
+    """Check the end after the timeout, also of ranks that wait for nobody."""
+    case = ("early_exits.py", "loses_its_supervisor", "SIGSTOP")
+    ended = job(*case, ranks=2, run=True, NCCLKV_TIMEOUT="2")
+    assert ended.code == 1, ended.err
+    assert 2 < ended.seconds < 2 + SECONDS, ended.err
+    said = r"failed: it ended, and its supervisor \(pid \d+\) has been stopped for 2 s and cannot"
+    assert re.search(rf": rank 1 on \S+ \(pid \d+\) {said} report how$", headline(ended.err))
+
+
 @pytest.mark.limit(60)
 def test_an_early_exit_before_other_ranks_wait(job: Job) -> None:
     """Check MPICH: it kills the other ranks before any of them can print."""

@@ -87,6 +87,17 @@ def writes_events() -> None:
     step(opened())
 
 
+def loses_its_supervisor(way: str) -> None:
+    """Kill the supervisor of rank 1, or stop it before the end of the rank."""
+    step(opened())
+    if RANK == 1:
+        mark()
+        os.kill(os.getppid(), getattr(signal, way))
+        if way == "SIGSTOP":
+            os._exit(7)
+    time.sleep(60)
+
+
 def computes(way: str) -> None:
     """Exit on rank 1, which the others do not need for a long time."""
     kv = opened()

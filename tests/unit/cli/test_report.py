@@ -270,3 +270,33 @@ def test_many_errors_of_other_ranks_are_counted():
     said = report(outcome(*ranks), "").splitlines()
     assert "  and 31 more lines" in said
     assert len(said) <= 25
+
+
+@pytest.mark.parametrize(("launcher", "end"), [(9, None), (1, -15)])
+def test_a_supervisor_that_is_killed(launcher, end):
+    """Check MPICH, whose supervisors are all lost, and Open MPI, which ends the other ranks."""
+    others = [rank(0, end, 2.2), rank(2, end, 2.3)]
+    torn = rank(1)
+    for number, each in enumerate([torn, *others]):
+        if each.code is None:
+            each.take(b"", "", 2.0 + number / 1000)
+    ended = outcome(others[0], torn, others[1], launcher=launcher)
+    assert ended.code == 137
+    said = report(ended, "").splitlines()[0]
+    assert said.endswith(
+        "rank 1 on node1 (pid 101) has lost its supervisor, 2.0 s after the start: it was killed, "
+        "or its connection broke"
+    )
+
+
+def test_lost_supervisors_are_not_blamed_for_the_launchers_failure():
+    lost_ranks = [rank(0), rank(1)]
+    for each in lost_ranks:
+        each.take(b"", "", 2.0)
+    assert outcome(*lost_ranks, launcher=255).torn is None
+    assert outcome(*lost_ranks, launcher=-9).torn is None
+    assert outcome(*lost_ranks, rank(2, 7, 1.0), launcher=9).torn is None
+    assert outcome(*lost_ranks, rank(2, 0, 1.0), launcher=9).torn is None, "MPICH ends the others"
+    for each in lost_ranks:
+        each.killed = True
+    assert outcome(*lost_ranks, launcher=9).torn is None
