@@ -199,7 +199,9 @@ class Rank:
         times = [self.failure[1]] if self.failure else []
         if self._cut_off and self._cut_off.code:
             times.append(self._cut_off.seconds)
-        if self.code and not (self.killed and self.code in _ENDS_OF_RUNNER):
+        # Open MPI's mpirun ends by SIGTERM a rank that exits while the others fail.
+        ended = self.killed or (self.exits and self.code == -signal.SIGTERM)
+        if self.code and not (ended and self.code in _ENDS_OF_RUNNER):
             # A rank that exits may have waited for the other ranks, which fail because of it.
             times.append(self.exits.seconds if self.exits else self.ended)
         return min(times, default=None)

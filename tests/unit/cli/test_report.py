@@ -203,10 +203,10 @@ def test_a_rank_that_exits_and_waits_for_the_others(announced):
     assert ended.code == 17
 
 
-@pytest.mark.parametrize("code", [0, None, -9])
+@pytest.mark.parametrize("code", [0, None, -9, -15])
 def test_a_rank_that_exits_with_0_while_others_exit_by_themselves(code):
     lasting = exits(rank(1, code, 9.0), "0", 5.0)
-    lasting.killed = True
+    lasting.killed = code == -9
     if code is None:
         lasting.take(b"", "", 9.0)
     ended = outcome(exits(rank(0, 5, 6.0), "5 RankLost: rank 1 left", 5.5), lasting)
