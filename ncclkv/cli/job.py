@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from ncclkv import notify
+from ncclkv import env, notify
 from ncclkv.cli import wire
 from ncclkv.cli.connections import Connections
 from ncclkv.cli.descendants import adopt, children, end_all
@@ -28,6 +28,7 @@ from ncclkv.cli.output import Output
 from ncclkv.cli.process import PR_SET_PDEATHSIG
 from ncclkv.cli.rank import ALONE
 from ncclkv.cli.report import how
+from ncclkv.cli.silence import Silence
 from ncclkv.system.processes import stat_of
 
 _RANK = Path(__file__).with_name("rank.py")
@@ -71,6 +72,10 @@ class Start(NamedTuple):
         Port for ranks of other hosts, 0 for any free port; None for ranks of this machine only.
     output : Path or None
         Folder with a file for each stream of a rank.
+    places : sequence of str
+        The host of each rank; empty where the launcher chooses.
+    timeout : float
+        Seconds for which a supervisor may be stopped after the end of its rank.
     """
 
     ranks: int
@@ -79,6 +84,8 @@ class Start(NamedTuple):
     environment: Mapping[str, str]
     port: int | None = None
     output: Path | None = None
+    places: Sequence[str] = ()
+    timeout: float = env.DEFAULT_TIMEOUT
 
 
 class Job:
@@ -95,7 +102,8 @@ class Job:
     """
 
     def __init__(self, start: Start) -> None:
-        self._ranks = {number: Rank(number) for number in range(start.ranks)}
+        places = start.places or [""] * start.ranks
+        self._ranks = {number: Rank(number, place=places[number]) for number in range(start.ranks)}
         self._start = start
         self._selector = selectors.DefaultSelector()
         self._connections = Connections(start.ranks, start.port, self._selector, self._take)
@@ -114,6 +122,7 @@ class Job:
         self._limit: float | None = None
         self._launcher_limit: float | None = None
         self._hung = False
+        self._silence = Silence(start.timeout)
         self._start_time = time.monotonic()
 
     def run(self) -> Outcome:
@@ -189,6 +198,7 @@ class Job:
             self._interrupted_by = number
             os.killpg(process.pid, number)
             self._limit = now + _INTERRUPTED_SECONDS
+        self._silence.look(self._ranks.values(), self._seconds())
         if self._failed() and self._limit is None:
             self._limit = now + _FAILED_SECONDS
         ended = all(rank.over for rank in self._ranks.values())
@@ -261,6 +271,10 @@ class Job:
             return
         rank = self._ranks[number]
         is_first = not self._failed()
-        rank.take(kind, data.decode(errors="replace"), self._seconds())
+        text = data.decode(errors="replace")
+        if not rank.take(kind, text, self._seconds()) and not rank.warned:
+            rank.warned = True
+            line = f"ncclkv run: {rank} wrote to the pipe in {notify.PIPE}; ignored: {text[:80]!r}"
+            self._output.between(wire.ERR, line)
         if kind == wire.ENDED and rank.code and is_first:  # before the errors of the other ranks
             self._output.between(wire.ERR, f"ncclkv run: {rank} {how(rank.code)}")

@@ -21,11 +21,35 @@ PREFIX = "ncclkv: "
 
 _FAILED = re.compile(r"ncclkv: (?:a rank|rank (\d+)).* failed, ending the job: (.*)")
 
+_EVENT = re.compile(rf"{notify.PREFIX}({'|'.join(notify.EVENTS)}) ?(.*)", re.DOTALL)
+
+_LARGEST_CODE = 255
+
 _MPI_ERROR = "Other MPI error"
 """First words of MPICH's error for a broken connection, such as that to a failed rank."""
 
+_KILLED = (int(signal.SIGKILL), 128 + signal.SIGKILL)
+"""Exit codes of launchers after SIGKILL of a process that they started."""
+
 _ENDS_OF_RUNNER = (-signal.SIGTERM, -signal.SIGKILL)
 """Exit codes of ranks that the runner ends: by its supervisors, or with the launcher's group."""
+
+
+class Exit(NamedTuple):
+    """The beginning of a rank's exit, as the rank reported it.
+
+    Attributes
+    ----------
+    code : int or None
+        None where the rank could not know it.
+    seconds : float
+    after : str
+        The failure that the program caught before; empty without one.
+    """
+
+    code: int | None
+    seconds: float
+    after: str
 
 
 @dataclass
@@ -35,6 +59,8 @@ class Rank:
     Attributes
     ----------
     host : str
+    place : str
+        The host on which the user placed it; empty where the launcher chooses.
     pid : int
     code : int or None
         Its exit code, or minus the number of the signal that ended it; None where unknown.
@@ -45,12 +71,13 @@ class Rank:
         Time at which the supervisor's connection broke, if it had not reported the rank's end.
     failure : (str, float) or None
         The reason that the rank reported before it ended itself, and the time.
-    exits : (int, float) or None
-        The exit code that the rank reported before its end, and the time.
+    exits : Exit or None
     mpi : str
         `notify.MPI_BEGINS` inside MPI's start, `notify.MPI_RUNS` after it, else empty.
     killed : bool
         True once the runner has ended the rank: SIGKILL is then no failure of this rank.
+    warned : bool
+        True once a line that is no event has been reported.
     last : deque of str
         The last lines of its stderr.
     errors : list of str
@@ -65,14 +92,22 @@ class Rank:
     stopped: tuple[int, float] | None = None
     lost: float | None = None
     failure: tuple[str, float] | None = None
-    exits: tuple[int, float] | None = None
+    exits: Exit | None = None
     mpi: str = ""
     killed: bool = False
+    warned: bool = False
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     errors: list[str] = field(default_factory=list)
+    place: str = ""
 
-    def take(self, kind: bytes, text: str, seconds: float) -> None:
-        """Process a frame of the supervisor; an empty kind is the end of the connection."""
+    def take(self, kind: bytes, text: str, seconds: float) -> bool:
+        """Process a frame of the supervisor; an empty kind is the end of the connection.
+
+        Returns
+        -------
+        bool
+            False for an event that is none: any program may write to the pipe of a rank.
+        """
         if kind == wire.BEGAN:
             pid, _, self.host = text.partition(" ")
             self.pid = int(pid)
@@ -83,15 +118,27 @@ class Rank:
         elif kind == wire.ENDED:
             self.code, self.ended = int(text), seconds
         elif kind == wire.EVENT:
-            event, _, value = text.partition(" ")
-            if event == notify.FAILED:
-                self.failure = self.failure or (value, seconds)
-            elif event == notify.EXITS:
-                self.exits = (int(value), seconds)
-            elif event in (notify.MPI_BEGINS, notify.MPI_RUNS):
-                self.mpi = event
+            return self._take_event(text, seconds)
         elif not kind and self.code is None:
             self.lost = seconds
+        return True
+
+    def _take_event(self, text: str, seconds: float) -> bool:
+        """Process an event of the rank; return False if the text is none."""
+        match = _EVENT.fullmatch(text)
+        if match is None:
+            return False
+        event, value = match.groups()
+        if event == notify.FAILED:
+            self.failure = self.failure or (value, seconds)
+        elif event == notify.EXITS:
+            code, _, after = value.partition(" ")
+            if code != notify.UNKNOWN and not (code.isdecimal() and int(code) <= _LARGEST_CODE):
+                return False
+            self.exits = Exit(None if code == notify.UNKNOWN else int(code), seconds, after)
+        else:
+            self.mpi = event
+        return True
 
     def keep_line(self, line: str) -> None:
         """Keep a line of its stderr for the report; the line decides nothing."""
@@ -117,8 +164,8 @@ class Rank:
         """
         if self.failure is not None:
             return self.failure[0]
-        if self._cut_off:
-            return f"exit code {self._cut_off[0]}"
+        if self._cut_off and self._cut_off.code:
+            return f"exit code {self._cut_off.code}"
         if self.code == -signal.SIGABRT:
             for line in self.errors:
                 match = _FAILED.match(line)
@@ -127,7 +174,7 @@ class Rank:
         return ""
 
     @property
-    def _cut_off(self) -> tuple[int, float] | None:
+    def _cut_off(self) -> Exit | None:
         """Return `exits` if the rank was killed before its end."""
         killed = self.over and (self.code is None or self.code < 0)
         return self.exits if killed else None
@@ -135,15 +182,28 @@ class Rank:
     @property
     def follows(self) -> bool:
         """Return whether the rank failed because another rank had failed."""
-        if self.failure is None:
-            return False
-        return abort.follows(self.failure[0]) or _MPI_ERROR in self.failure[0]
+        reason = self.failure[0] if self.failure else self.exits.after if self.exits else ""
+        return abort.follows(reason) or _MPI_ERROR in reason
+
+    @property
+    def leaves(self) -> float | None:
+        """Return the time at which it began to exit, as after a success; None if it did not."""
+        if self.code == 0:
+            return self.exits.seconds if self.exits else self.ended
+        if self._cut_off and not self._cut_off.code and not self._cut_off.after:
+            return self._cut_off.seconds
+        return None
 
     def failed(self) -> float | None:
         """Return the time of its failure; None without one."""
-        times = [each[1] for each in (self.failure, self._cut_off) if each]
-        if self.code and not (self.killed and self.code in _ENDS_OF_RUNNER):
-            times.append(self.ended)
+        times = [self.failure[1]] if self.failure else []
+        if self._cut_off and self._cut_off.code:
+            times.append(self._cut_off.seconds)
+        # Open MPI's mpirun ends by SIGTERM a rank that exits while the others fail.
+        ended = self.killed or (self.exits and self.code == -signal.SIGTERM)
+        if self.code and not (ended and self.code in _ENDS_OF_RUNNER):
+            # A rank that exits may have waited for the other ranks, which fail because of it.
+            times.append(self.exits.seconds if self.exits else self.ended)
         return min(times, default=None)
 
     def __str__(self) -> str:
@@ -189,8 +249,37 @@ class Outcome(NamedTuple):
         return [rank for rank in self.ranks.values() if rank.began and rank.code != 0]
 
     @property
+    def not_begun(self) -> list[Rank]:
+        """Return the ranks that never began, if the job failed for the lack of them.
+
+        All ranks began where one has left MPI's start: the others may not have reached the runner.
+        """
+        first = self.first
+        alone = first is not None and not first.follows and first.mpi != notify.MPI_BEGINS
+        if alone or any(rank.mpi == notify.MPI_RUNS for rank in self.ranks.values()):
+            return []
+        return [rank for rank in self.ranks.values() if not rank.began]
+
+    @property
+    def torn(self) -> Rank | None:
+        """Return the rank whose supervisor was killed; None without one.
+
+        MPICH's mpirun then reports SIGKILL.  Open MPI's sends SIGTERM to the other ranks.
+        """
+        ranks = self.ranks.values()
+        lost = [rank for rank in ranks if rank.lost is not None and not rank.killed]
+        torn = min(lost, key=lambda rank: rank.lost or 0.0, default=None)
+        if torn is None or any(rank.leaves is not None for rank in ranks):
+            return None
+        failed = [rank for rank in ranks if rank.failed() is not None]
+        ended = all(rank.code == -signal.SIGTERM or rank.follows for rank in failed)
+        after = ended and all((rank.failed() or 0.0) > (torn.lost or 0.0) for rank in failed)
+        killed = self.launcher in _KILLED or (self.launcher and failed)
+        return torn if after and killed else None
+
+    @property
     def left(self) -> Rank | None:
-        """Return the rank whose end with exit code 0 made the others fail; None without one.
+        """Return the rank whose exit, as after a success, made the others fail; None without one.
 
         The condition is that no other rank failed on its own: the others raised because a rank was
         missing, or the launcher killed them.
@@ -198,14 +287,16 @@ class Outcome(NamedTuple):
         first = self.first
         if not self.unreported or (first is not None and not first.follows):
             return None
-        ended = [rank for rank in self.ranks.values() if rank.code == 0]
-        return min(ended, key=lambda rank: rank.ended, default=None)
+        ended = [rank for rank in self.ranks.values() if rank.leaves is not None]
+        return min(ended, key=lambda rank: rank.leaves or 0.0, default=None)
 
     @property
     def code(self) -> int:
         """Return 0 if every rank reported 0, else the code of the first to fail, as in shells."""
         if self.interrupted_by is not None:
             return 128 + self.interrupted_by
+        if self.torn is not None:
+            return shell_code(-signal.SIGKILL)
         if self.left is not None:
             return 1
         first = self.first
@@ -213,7 +304,7 @@ class Outcome(NamedTuple):
             return shell_code(self.launcher) or int(bool(self.unreported))
         if first.reason:
             # A rank that ends the job may do so by a signal, which is no exit code of its own.
-            announced = first.exits[0] if first.exits else 1
+            announced = (first.exits.code if first.exits else None) or 1
             return first.code if first.code is not None and first.code > 0 else announced
         return shell_code(first.code or 0)
 

@@ -176,7 +176,7 @@ class Supervisor:
             *lines, rest = (self._events + data).split(b"\n")
             self._events = rest[-_EVENT_BYTES:]
             for line in lines:
-                self._send(wire.EVENT, line)
+                self._send(wire.EVENT, line[:_EVENT_BYTES])
         return len(data)
 
     def _send(self, kind: bytes, data: bytes) -> None:

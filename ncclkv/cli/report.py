@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable, Iterator
 
 from ncclkv import notify
+from ncclkv.cli import other_errors
 from ncclkv.cli.outcome import Outcome, Rank, never_started
 from ncclkv.comm.diagnosis.reports import format_ranks
 
@@ -48,6 +49,10 @@ def report(outcome: Outcome, attempt: str) -> str:
     """
     headline = f"ncclkv run: the job failed after {outcome.seconds:.1f} s ({attempt}): "
     first = _first_to_name(outcome)
+    missing = outcome.not_begun
+    if missing and len(missing) < len(outcome.ranks):
+        end = f"{describe_not_begun(missing)}; the launcher {how(outcome.launcher)}"
+        return "\n".join([headline + end, *outcome.launcher_lines]) + "\n"
     if first is None:
         return "\n".join([headline + _describe_launcher(outcome), *outcome.launcher_lines]) + "\n"
     lines = [headline + _describe_end(first, outcome)]
@@ -56,11 +61,26 @@ def report(outcome: Outcome, attempt: str) -> str:
         lines += [f"  [{first.number}] {line}" for line in first.last]
     lines += _describe_silent(outcome, first)
     others = [rank for rank in outcome.ranks.values() if rank is not first]
-    errors = [f"  [{rank.number}] {line}" for rank in others for line in rank.errors]
+    errors = other_errors.describe(others)
     lines += ["errors of the other ranks:", *errors] if errors else []
     if len(lines) > 2:  # the cause is the last line on a terminal, too
         lines.append(f"ncclkv run: {_describe_end(first, outcome)}")
     return "\n".join(lines) + "\n"
+
+
+def describe_not_begun(ranks: Iterable[Rank]) -> str:
+    """Describe ranks that never began, by the hosts on which the user placed them.
+
+    Examples
+    --------
+    >>> describe_not_begun([Rank(2, place="node2"), Rank(3, place="node2")])
+    'ranks 2, 3 on node2 did not begin'
+    """
+    places: dict[str, list[Rank]] = {}
+    for rank in ranks:
+        places.setdefault(rank.place, []).append(rank)
+    each = [_format(there) + f" on {name}" * bool(name) for name, there in places.items()]
+    return f"{' and '.join(each)} did not begin"
 
 
 def _first_to_name(outcome: Outcome) -> Rank | None:
@@ -69,7 +89,7 @@ def _first_to_name(outcome: Outcome) -> Rank | None:
     missing = never_started(outcome.ranks.values())
     if missing and (first is None or first.mpi == notify.MPI_BEGINS):
         return missing[0]
-    return outcome.left or first
+    return outcome.torn or outcome.left or first
 
 
 def _describe_end(rank: Rank, outcome: Outcome) -> str:
@@ -79,8 +99,15 @@ def _describe_end(rank: Rank, outcome: Outcome) -> str:
     if rank in never_started(outcome.ranks.values()):
         ended = f": it {end}" if end else ""
         return f"{rank} did not reach MPI's start, where {_format(waiting)} waited for it{ended}"
+    if rank is outcome.torn:
+        when = f"{rank.lost:.1f} s after the start"
+        return f"{rank} has lost its supervisor, {when}: it was killed, or its connection broke"
     if rank is outcome.left:
-        return f"{rank} {end}, while {_format(outcome.unreported)} had not ended"
+        others = _format(each for each in outcome.unreported if each is not rank)
+        if rank.code != 0:
+            code = "exit code 0" if rank.exits and rank.exits.code == 0 else "an unknown exit code"
+            end = f"began to exit with {code}, {rank.leaves:.1f} s after the start"
+        return f"{rank} {end}, while {others} had not ended"
     return f"{rank} failed: {rank.reason}" if rank.reason else f"{rank} {end}"
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ncclkv import env
 from ncclkv.checkpoint.directory import generations
-from ncclkv.cli import hosts, mpi
+from ncclkv.cli import hosts, mpi, waits
 from ncclkv.cli.job import Job, Start
 from ncclkv.cli.outcome import Outcome
 from ncclkv.cli.output import create_files
-from ncclkv.cli.report import report
+from ncclkv.cli.report import describe_not_begun, report
 from ncclkv.errors import LaunchError
 
 WRONG_ARGUMENTS = 2
@@ -73,22 +73,44 @@ def main(options: argparse.Namespace) -> int:
             raise LaunchError(
                 f"--output-dir {options.output_dir} cannot be written: {error}; give another folder"
             ) from error
-    early = 0
-    for restart in range(options.max_restarts + 1):
+    return run_with_restarts(start, options)
+
+
+def run_with_restarts(start: Start, options: argparse.Namespace) -> int:
+    """Run a job until it succeeds or no restart is left; return its exit code."""
+    early = restart = waited = 0
+    while True:
         before = newest_checkpoint(options.checkpoint)
         outcome = run_once(start, restart)
         if outcome.code == 0 or outcome.interrupted_by is not None:
-            break
+            return outcome.code
         warn(report(outcome, f"start {restart + 1} of at most {options.max_restarts + 1}"))
+        if options.max_restarts and waits.is_wait(outcome, start.port is not None):
+            waited += 1
+            if not wait_for_ranks(outcome, waited):
+                return outcome.code
+            continue
+        waited = 0
         after = newest_checkpoint(options.checkpoint)
         early = early + 1 if outcome.seconds < CRASH_SECONDS and after == before else 0
         reason = reason_to_stop(outcome, early, options.max_restarts - restart)
         if reason is not None:
             warn(reason)
-            break
+            return outcome.code
+        restart += 1
         where = describe_checkpoint(options)
-        warn(f"ncclkv run: restart {restart + 1} of {options.max_restarts}, {where}\n")
-    return outcome.code
+        warn(f"ncclkv run: restart {restart} of {options.max_restarts}, {where}\n")
+
+
+def wait_for_ranks(outcome: Outcome, waited: int) -> bool:
+    """Pause after the `waited`-th start in a row that lacked ranks; return whether to go on."""
+    who = describe_not_begun(outcome.not_begun)
+    if waited > waits.MOST:
+        warn(f"ncclkv run: no restart: {who} in {waited} starts in a row\n")
+        return False
+    seconds = waits.seconds_after(waited)
+    warn(f"ncclkv run: {who}: the same start again in {seconds:g} s, which uses up no restart\n")
+    return waits.pause(seconds)
 
 
 def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
@@ -115,7 +137,9 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
     several = bool(launcher.line and (slots or hosts.host_variable()))
     port = options.port if options.port is not None else 0 if several else None
     line = launcher.with_environment(environment)
-    return Start(ranks, line, command, environment, port, options.output_dir)
+    places = [name for name, count in slots.items() for _ in range(count)]
+    timeout = options.timeout or env.timeout()
+    return Start(ranks, line, command, environment, port, options.output_dir, places, timeout)
 
 
 def run_once(start: Start, restart: int) -> Outcome:

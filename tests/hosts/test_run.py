@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.harness.slow import stretched
 from tests.harness.source import ROOT
-from tests.hosts.lab.jobs import Jobs
+from tests.hosts.lab.jobs import PROGRAMS, Jobs
 
 pytestmark = pytest.mark.limit(60)
 
@@ -115,3 +116,28 @@ def test_a_cut_link(hosts: Jobs) -> None:
     assert ended.code != 0
     assert ended.seconds < 3 + SECONDS, ended.err
     assert "CommTimeout" in headline(ended.err), ended.err
+
+
+def test_a_host_that_is_away_at_the_start(hosts: Jobs) -> None:
+    """Check that the job waits for the host, and then runs without the use of a restart."""
+    network = hosts.network
+    last = network.hosts[-1]
+    listed = ",".join(f"{host.name}:{hosts.ranks}" for host in network.hosts)
+    options = ("--hosts", listed, "--max-restarts", "1")
+    program = (sys.executable, str(PROGRAMS / "steps.py"), "none", "0", "20")
+    back = threading.Timer(6.0, network.heal)
+    network.cut(last)
+    back.start()
+    try:
+        ended = hosts.run(
+            *(*RUN, *options, "--", *program),
+            **{**agents(hosts), "PRTE_MCA_prte_default_hostfile": "", "HYDRA_HOST_FILE": ""},
+            NCCLKV_TIMEOUT="3",
+        )
+    finally:
+        back.join()
+    assert ended.code == 0, ended.err
+    away = [str(rank) for rank in range(hosts.size) if hosts.host_of(rank) == last.name]
+    who = f"rank{'s' * (len(away) > 1)} {', '.join(away)} on {last.name} did not begin"
+    assert f"{who}: the same start again in 1 s" in ended.err, ended.err
+    assert "run: restart " not in ended.err

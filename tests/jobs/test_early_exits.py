@@ -33,6 +33,48 @@ def test_a_rank_that_leaves_in_mid_training(job: Job, ranks: int, way: str) -> N
     )
 
 
+@pytest.mark.parametrize(("way", "code"), [("17", 17), ("unknown", 17), ("0", 1)])
+def test_survivors_that_catch_the_error(job: Job, way: str, code: int) -> None:
+    """Check the name and the code of the rank that exited first, whose process ends last."""
+    ended = job("early_exits.py", "catches", way, ranks=3, run=True)
+    assert ended.code == code, ended.err
+    who = r"rank 1 on \S+ \(pid \d+\) (ended|began to exit) with exit code "
+    assert re.search(f": {who}{way if code == 1 else code}, ", headline(ended.err)), ended.err
+
+
+def test_an_exit_in_a_signal_handler(job: Job) -> None:
+    ended = job("early_exits.py", "handles_a_signal", ranks=3, run=True)
+    assert ended.code == 1, ended.err
+    who = r"rank 0 on \S+ \(pid \d+\) (ended|began to exit) with exit code 0, "
+    assert re.search(f": {who}", headline(ended.err)), ended.err
+    assert headline(ended.err).endswith(" while ranks 1, 2 had not ended"), ended.err
+
+
+def test_lines_that_are_no_events(job: Job) -> None:
+    ended = job("early_exits.py", "writes_events", ranks=2, run=True)
+    assert ended.code == 0, ended.err
+    said = r"ncclkv run: rank 1 on \S+ \(pid \d+\) wrote to the pipe in NCCLKV_RUN_EVENTS"
+    assert re.fullmatch(rf"{said}; ignored: 'exits abc'\n", ended.err), ended.err
+
+
+def test_a_supervisor_that_is_killed(job: Job) -> None:
+    ended = job("early_exits.py", "loses_its_supervisor", "SIGKILL", ranks=3, run=True)
+    assert ended.code == 137, ended.err
+    assert ended.seconds < SECONDS, ended.err
+    said = r"has lost its supervisor, [\d.]+ s after the start: it was killed, or its connection"
+    assert re.search(rf": rank 1 on \S+ \(pid \d+\) {said}", headline(ended.err)), ended.err
+
+
+def test_a_supervisor_that_stays_stopped(job: Job) -> None:
+    """Check the end after the timeout, also of ranks that wait for nobody."""
+    case = ("early_exits.py", "loses_its_supervisor", "SIGSTOP")
+    ended = job(*case, ranks=2, run=True, NCCLKV_TIMEOUT="2")
+    assert ended.code == 1, ended.err
+    assert 2 < ended.seconds < 2 + SECONDS, ended.err
+    said = r"failed: it ended, and its supervisor \(pid \d+\) has been stopped for 2 s and cannot"
+    assert re.search(rf": rank 1 on \S+ \(pid \d+\) {said} report how$", headline(ended.err))
+
+
 @pytest.mark.limit(60)
 def test_an_early_exit_before_other_ranks_wait(job: Job) -> None:
     """Check MPICH: it kills the other ranks before any of them can print."""

@@ -108,6 +108,16 @@ def test_a_rank_that_is_stopped(run: Run) -> None:
     assert re.search(r"\nrank 1 on \S+ \(pid \d+\) was stopped by SIGSTOP [\d.]+ s ", ended.err)
 
 
+def test_a_hang_of_four_ranks_has_a_short_report(run: Run) -> None:
+    ended = run("bad_end between SIGSTOP", "--timeout", "3", ranks=4)
+    assert ended.code == 1, ended.err
+    lines = ended.err[ended.err.index("ncclkv run: the job failed after ") :].splitlines()
+    assert len(lines) <= 25, ended.err
+    others = lines[lines.index("errors of the other ranks:") + 1 : -1]
+    assert len(others) <= 3, ended.err
+    assert not any(" has waited " in line for line in others), ended.err
+
+
 def test_restarts_from_the_newest_checkpoint(run: Run, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     ended = run("third_time", "--max-restarts", "3", "--checkpoint", str(saved))

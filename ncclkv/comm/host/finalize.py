@@ -110,9 +110,9 @@ def _all_passed() -> bool:
     if _over or not _barriers:
         return True
     _over = True
-    if _failure is None and (code := abort.exit_code()):
-        # Before the other ranks fail because of this rank, and end the job.
-        notify.notify(notify.EXITS, str(code))
+    # Before the other ranks fail because of this rank, and end the job.
+    after = "" if _failure is None else _failure[1]
+    notify.notify(notify.EXITS, notify.exit_text(abort.exit_code(), after))
     exit_wait = ExitWait(_barriers, _failure[1] if _failure is not None else abort.bad_end())
     reason = exit_wait.wait()
     if reason:

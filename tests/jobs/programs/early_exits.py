@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -45,6 +46,56 @@ def steps(way: str) -> None:
         if (RANK, number) == (1, 5):
             leave(way)
         step(kv)
+
+
+def catches(way: str) -> None:
+    """Exit on rank 1 during the steps; the others catch the error and exit by themselves."""
+    kv = opened()
+    for number in range(100):
+        if (RANK, number) == (1, 5):
+            mark()
+            if way == "unknown":
+                raise SystemExit(17)
+            sys.exit(int(way))
+        try:
+            step(kv)
+        except ncclkv.errors.CommError:
+            sys.exit(5)
+
+
+def handles_a_signal() -> None:
+    """Exit on rank 0 with exit code 0, in a signal handler."""
+    kv = opened()
+    signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(0))
+    for number in range(100):
+        if (RANK, number) == (0, 5):
+            mark()
+            os.kill(os.getpid(), signal.SIGUSR1)
+        step(kv)
+
+
+def writes_events() -> None:
+    """Write lines to the inherited pipe of events that are none."""
+    descriptor = int(os.environ["NCCLKV_RUN_EVENTS"].partition(":")[0])
+    os.set_blocking(descriptor, True)
+    long = [b"x" * 70_000, b"x" * 65_530]
+    forged = [b"ncclkv-event exits abc", b"ncclkv-event exits 99999", b"ncclkv-event other"]
+    for line in [b"exits abc", b"failed x", b"other", b"\xff", b"a\0b", b"", *long, *forged]:
+        if RANK == 1:
+            os.write(descriptor, line + b"\n")
+    time.sleep(4)  # longer than a failed job may last
+    step(opened())
+
+
+def loses_its_supervisor(way: str) -> None:
+    """Kill the supervisor of rank 1, or stop it before the end of the rank."""
+    step(opened())
+    if RANK == 1:
+        mark()
+        os.kill(os.getppid(), getattr(signal, way))
+        if way == "SIGSTOP":
+            os._exit(7)
+    time.sleep(60)
 
 
 def computes(way: str) -> None:

@@ -30,7 +30,7 @@ def lost(number: int) -> Rank:
 
 def fails(each: Rank, reason: str, seconds: float) -> None:
     """Let a rank report its failure, and print the reason."""
-    each.take(wire.EVENT, f"{notify.FAILED} {reason}", seconds)
+    each.take(wire.EVENT, f"{notify.PREFIX}{notify.FAILED} {reason}", seconds)
     each.keep_line(FAILED.format(each.number, reason))
 
 
@@ -45,8 +45,7 @@ def test_the_first_failure_is_the_reason():
         "its last lines of stderr:",
         "  [1] step 7",
         "errors of the other ranks:",
-        "  [0] " + FAILED.format(0, "RankLost: rank 1 is gone"),
-        "  [2] " + FAILED.format(2, "RankLost: rank 1 is gone"),
+        "  ranks 0, 2: failed, ending the job: RankLost: rank 1 is gone",
         "ncclkv run: rank 1 on node1 (pid 101) was killed by SIGKILL (often the kernel's "
         "out-of-memory killer: see dmesg), 10.0 s after the start",
     ]
@@ -155,7 +154,7 @@ def test_unconnected_ranks_are_judged_by_the_launchers_exit_code():
 def test_a_rank_that_ends_before_the_start_of_mpi():
     waiting = [rank(0, -6, 9.0), rank(2, None)]
     for each in waiting:
-        each.take(wire.EVENT, notify.MPI_BEGINS, 1.0)
+        each.take(wire.EVENT, notify.PREFIX + notify.MPI_BEGINS, 1.0)
     ended = outcome(waiting[0], rank(1), waiting[1])
     first = report(ended, "").splitlines()[0]
     assert first.endswith(
@@ -187,3 +186,117 @@ def test_the_watchdogs_text_is_the_reason():
     ended = outcome(rank(0), aborted)
     assert report(ended, "").splitlines()[0].endswith("failed: a sum took more than 3 s")
     assert ended.code == 1
+
+
+def exits(each: Rank, code: str, seconds: float) -> Rank:
+    """Let a rank report the beginning of its exit."""
+    assert each.take(wire.EVENT, f"{notify.PREFIX}{notify.EXITS} {code}", seconds)
+    return each
+
+
+@pytest.mark.parametrize("announced", ["17", "?"])
+def test_a_rank_that_exits_and_waits_for_the_others(announced):
+    """Check the order of the exits, which the ends of the processes do not keep."""
+    survivor = exits(rank(0, 5, 6.0), "5 RankLost: rank 1 left", 5.0)
+    ended = outcome(survivor, exits(rank(1, 17, 9.0), announced, 5.5), rank(2, 5, 6.5))
+    assert ended.first.number == 1, "rank 0's event may arrive earlier, but names another"
+    assert ended.code == 17
+
+
+@pytest.mark.parametrize("code", [0, None, -9, -15])
+def test_a_rank_that_exits_with_0_while_others_exit_by_themselves(code):
+    lasting = exits(rank(1, code, 9.0), "0", 5.0)
+    lasting.killed = code == -9
+    if code is None:
+        lasting.take(b"", "", 9.0)
+    ended = outcome(exits(rank(0, 5, 6.0), "5 RankLost: rank 1 left", 5.5), lasting)
+    assert ended.left is lasting
+    assert ended.code == 1
+    assert " with exit code 0, " in report(ended, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exits abc",
+        "failed x",
+        "",
+        "\0",
+        "ncclkv-event exits x",
+        "ncclkv-event exits 256",
+        "ncclkv-event exits",
+        "ncclkv-event exits \xb2",
+        "ncclkv-event other 3",
+    ],
+)
+def test_a_line_that_is_no_event(text):
+    fine = rank(0, 0, 1.0)
+    assert not fine.take(wire.EVENT, text, 0.5)
+    assert outcome(fine, launcher=0).code == 0
+
+
+def test_a_hang_of_four_ranks_has_a_short_report():
+    """Check that lines of waiting ranks are not repeated, and that equal errors are one line."""
+    ranks = [rank(number) for number in range(4)]
+    for each in (ranks[0], *ranks[2:]):
+        who = f"rank {each.number} of 4"
+        for line in range(20):
+            each.keep_line(f"ncclkv: {who} on node1 (pid 1) has waited {line} s: a sum (key 'w')")
+        reason = f"CommTimeout: {who}: a sum waited 6.{each.number} s for rank 1; t.py:4"
+        fails(each, reason, 6.0 + each.number)
+    said = report(outcome(*ranks), "").splitlines()
+    assert len(said) <= 25
+    where = said.index("errors of the other ranks:")
+    same = "failed, ending the job: CommTimeout: a sum waited 6.2 s for rank 1; t.py:4"
+    assert said[where + 1] == f"  ranks 2, 3: {same}"
+    assert said[where + 2].startswith("ncclkv run: rank 0 on node1 (pid 100) failed: CommTimeout")
+
+
+def test_calls_that_differ_are_told_once():
+    ranks = [rank(number) for number in range(4)]
+    for each in ranks:
+        called = f"rank 1 called push('v'), but rank {each.number} called push('w')"
+        fails(each, f"OrderMismatch: rank {each.number} of 4: {called}", 1.0 + each.number)
+    said = report(outcome(*ranks), "")
+    assert "  ranks 2, 3: failed, ending the job: OrderMismatch: rank 1 called push('v'), " in said
+    assert "but this rank called push('w')" in said
+    assert "  [1] ncclkv: rank 1 of 3 on node1" in said
+
+
+def test_many_errors_of_other_ranks_are_counted():
+    ranks = [rank(number) for number in range(40)]
+    for each in ranks:
+        fails(each, f"ValueError: {'x' * each.number}", 1.0 + each.number)
+    said = report(outcome(*ranks), "").splitlines()
+    assert "  and 31 more lines" in said
+    assert len(said) <= 25
+
+
+@pytest.mark.parametrize(("launcher", "end"), [(9, None), (1, -15)])
+def test_a_supervisor_that_is_killed(launcher, end):
+    """Check MPICH, whose supervisors are all lost, and Open MPI, which ends the other ranks."""
+    others = [rank(0, end, 2.2), rank(2, end, 2.3)]
+    torn = rank(1)
+    for number, each in enumerate([torn, *others]):
+        if each.code is None:
+            each.take(b"", "", 2.0 + number / 1000)
+    ended = outcome(others[0], torn, others[1], launcher=launcher)
+    assert ended.code == 137
+    said = report(ended, "").splitlines()[0]
+    assert said.endswith(
+        "rank 1 on node1 (pid 101) has lost its supervisor, 2.0 s after the start: it was killed, "
+        "or its connection broke"
+    )
+
+
+def test_lost_supervisors_are_not_blamed_for_the_launchers_failure():
+    lost_ranks = [rank(0), rank(1)]
+    for each in lost_ranks:
+        each.take(b"", "", 2.0)
+    assert outcome(*lost_ranks, launcher=255).torn is None
+    assert outcome(*lost_ranks, launcher=-9).torn is None
+    assert outcome(*lost_ranks, rank(2, 7, 1.0), launcher=9).torn is None
+    assert outcome(*lost_ranks, rank(2, 0, 1.0), launcher=9).torn is None, "MPICH ends the others"
+    for each in lost_ranks:
+        each.killed = True
+    assert outcome(*lost_ranks, launcher=9).torn is None

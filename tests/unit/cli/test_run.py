@@ -196,3 +196,54 @@ def test_the_error_names_a_port_only_with_several_hosts(options, said, monkeypat
     monkeypatch.setattr(run, "Job", fail)
     assert main(["run", *options, "--", "true"]) == 2
     assert said in capsys.readouterr().err
+
+
+def lacks_ranks(*, began: bool = True) -> Outcome:
+    """Return the end of a start on two hosts, in which the ranks of node2 never began."""
+    ranks = [Rank(0, "node1", 100 * began, place="node1"), Rank(1, place="node2")]
+    return Outcome(dict(enumerate(ranks)), 2.0, 255, [])
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    """Return a function that runs given outcomes, with the restarts used and the pauses made."""
+
+    def go(*outcomes: Outcome, restarts: int = 3, port: int | None = 0):
+        made, pauses, left = [], [], list(outcomes)
+        monkeypatch.setattr(run.waits.time, "sleep", pauses.append)
+        monkeypatch.setattr(
+            run, "run_once", lambda start, restart: made.append(restart) or left.pop(0)
+        )
+        options = argparse.Namespace(max_restarts=restarts, checkpoint=None)
+        start = run.Start(2, [], ["true"], {}, port)
+        return run.run_with_restarts(start, options), made, pauses
+
+    return go
+
+
+FINE = Outcome({0: Rank(0, "node1", 1, 0, 9.0)}, 9.0, 0, [])
+FAILS = Outcome({0: Rank(0, "node1", 1, 3, 9.0)}, 9.0, 3, [])
+
+
+def test_a_host_that_comes_back_uses_up_no_restart(starts, capfd):
+    away = [lacks_ranks(began=number != 1) for number in range(8)]
+    code, made, pauses = starts(FAILS, *away, FAILS, FINE, restarts=2)
+    assert code == 0
+    assert made == [0, *[1] * 9, 2]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    said = capfd.readouterr().err
+    assert "(start 2 of at most 3): rank 1 on node2 did not begin; the launcher ended" in said
+    assert "rank 1 on node2 did not begin: the same start again in 4 s, which uses up no" in said
+
+
+def test_a_host_that_stays_away_ends_the_job(starts, capfd):
+    code, made, pauses = starts(*[lacks_ranks()] * 16)
+    assert (code, len(made), sum(pauses)) == (255, 16, 603)
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == "ncclkv run: no restart: rank 1 on node2 did not begin in 16 starts in a row"
+
+
+def test_no_wait_without_restarts_or_on_one_machine(starts):
+    assert starts(lacks_ranks(), restarts=0) == (255, [0], [])
+    none = [lacks_ranks(began=False)] * 2
+    assert starts(*none, port=None) == (255, [0, 1], [])
