@@ -23,6 +23,9 @@ Array = NDArray[Any]
 
 _MAX_SPANS = 4096
 
+_FEW = 64
+"""Number of ranges up to which insertion into a sorted list is faster than sorting it."""
+
 SHARED_FROM_BYTES = 64 * 1024
 """Smallest bucket whose weights the ranks of a node share.
 
@@ -277,18 +280,30 @@ class BucketMemory:
     """Index of the buckets' memory by address."""
 
     def __init__(self, states: Iterable[BucketState]) -> None:
-        self._ranges: list[tuple[int, int, BucketState, bool]] = []
-        for state in states:
-            for memory in (state.gradients, state.weights):
-                start = address(memory)
-                is_weights = memory is state.weights
-                self._ranges.append((start, start + memory.nbytes, state, is_weights))
-        self._ranges.sort(key=lambda each: each[0])
+        self._starts: list[int] = []
+        self._ranges: dict[int, tuple[int, BucketState, bool]] = {}
+        self.add(states)
+
+    def add(self, states: Iterable[BucketState]) -> None:
+        """Add buckets; a few are inserted without a look at the others."""
+        new = {
+            address(memory): (address(memory) + memory.nbytes, state, memory is state.weights)
+            for state in states
+            for memory in (state.gradients, state.weights)
+            if memory.nbytes  # the address of an empty array may be another array's
+        }
+        if len(new) <= _FEW:
+            for start in new:
+                bisect.insort(self._starts, start)
+        else:
+            self._starts = sorted([*self._starts, *new])
+        self._ranges.update(new)
 
     def find(self, array: Array) -> tuple[BucketState, bool] | None:
         """Return the bucket that the array lies in, and whether in its weights; else None."""
         start = address(array)
-        nearest = bisect.bisect_right(self._ranges, start, key=lambda each: each[0]) - 1
-        if nearest < 0 or start >= self._ranges[nearest][1]:
+        nearest = bisect.bisect_right(self._starts, start) - 1
+        if nearest < 0:
             return None
-        return self._ranges[nearest][2:]
+        end, state, in_weights = self._ranges[self._starts[nearest]]
+        return (state, in_weights) if start < end else None

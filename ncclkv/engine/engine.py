@@ -212,10 +212,12 @@ class Engine:
             # A function may write to the weights at any time, also outside a reduction.
             self.layout.unshare_weights()
         states = self.layout.states
-        plan = updates.plan([state.bucket for state in states], rule)
+        loads = [0] * self._comm.size
+        plan = updates.plan([state.bucket for state in states], loads, rule)
         for state, to in zip(states, plan, strict=True):
             updates.allocate(state, rule, to)
         self.epoch = updates.rule = rule
+        self.layout.loads = loads
         self.policy = self._own_policy()
         for state, to in zip(states, plan, strict=True):
             state.launched = False

@@ -22,7 +22,7 @@ class Layout:
     comm : Communicator
     sizing : Sizing
     plan : callable
-        Returns the destinations of sums of the buckets, those of earlier buckets as before.
+        Returns the destinations of sums of new buckets, and adds their bytes to `loads`.
     allocate : callable
         Called with each new bucket once its weights are set, before the bucket joins the layout.
     reduction : Reduction
@@ -44,13 +44,15 @@ class Layout:
         The values of keys that have no slot yet.
     pending_bytes : int
         Bytes of these values.
+    loads : list of int
+        Bytes of the keys in buckets that each rank updates, if the rule updates whole keys.
     """
 
     def __init__(
         self,
         comm: Communicator,
         sizing: Sizing,
-        plan: Callable[[Sequence[Bucket]], Sequence[To]],
+        plan: Callable[[Sequence[Bucket], list[int]], Sequence[To]],
         allocate: Callable[[BucketState], object],
         reduction: Reduction,
         *,
@@ -64,6 +66,7 @@ class Layout:
         self.multiple = multiple
         self.pending: dict[Key, Array] = {}
         self.pending_bytes = 0
+        self.loads = [0] * comm.size
         self._comm = comm
         self._plan = plan
         self._allocate = allocate
@@ -86,22 +89,23 @@ class Layout:
         """Give every pending key a slot in a new bucket; slots never move afterwards."""
         if self.sealed:
             return
-        every = self.buckets_with(())
-        buckets, plan = every[len(self.states) :], self._plan(every)[len(self.states) :]
+        # Of the new buckets alone: keys may be added one by one.
+        buckets, loads = self.buckets_of(self._waiting()), [*self.loads]
+        plan = self._plan(buckets, loads)
         # Nothing is recorded before all is allocated: a MemoryError leaves the layout unchanged.
         with self._comm.rolling_back_node_shared():
             states = [self._state(bucket, to) for bucket, to in zip(buckets, plan, strict=True)]
             slots = {
                 entry.key: Slot(state, entry) for state in states for entry in state.bucket.entries
             }
-            memory = BucketMemory([*self.states, *states])
             for key, slot in slots.items():
                 self._comm.kernels.pack(self.pending[key], slot.weight)
             for state in states:
                 self._allocate(state)
             self._comm.keep_alive(*self.pending.values())
-        self._memory = memory
+        self._memory.add(states)
         self.states += states
+        self.loads = loads
         self._slots.update(slots)
         self.pending.clear()
         self.pending_bytes = 0
@@ -112,8 +116,12 @@ class Layout:
 
     def buckets_with(self, specs: Iterable[KeySpec]) -> list[Bucket]:
         """Return all buckets as they will be, if new keys are added and the layout is sealed."""
-        pending = [spec for spec in self.registry if spec.key in self.pending]
-        return [*(state.bucket for state in self.states), *self.buckets_of([*pending, *specs])]
+        new = self.buckets_of([*self._waiting(), *specs])
+        return [*(state.bucket for state in self.states), *new]
+
+    def _waiting(self) -> list[KeySpec]:
+        """Return the keys that have no slot yet, in registry order."""
+        return [self.registry[key] for key in self.pending]
 
     def seal_on_all(self, verb: str, sealed: Sequence[bool]) -> None:
         """Seal the layout if it is sealed on any rank; collective.
