@@ -70,6 +70,8 @@ class BucketState:
     unfinished : list of object
         Launches whose updates wait for norms, and still need the gradients: each a `NormLaunch`, or
         None if other ranks make the update.
+    viewed : bool
+        Whether the program has had a view of the memory on this rank; such memory never moves.
     stale : (int, int) or None
         Range of elements that were updated and not yet published to all ranks.
     """
@@ -101,6 +103,7 @@ class BucketState:
         self.step: Any = None
         self.in_flight = InFlight()
         self.launched = False
+        self.viewed = False
         self.unfinished: list[object] = []
         self.stale: tuple[int, int] | None = None
 

@@ -139,6 +139,12 @@ class Rule:
         """End the use of the rule; return the exception of the user's ``dispose``, if any."""
         return None
 
+    def replace_buckets(self, old: Sequence[Bucket], new: Sequence[Bucket]) -> None:
+        """Give the keys of new buckets the counts that they have in old buckets, which are dropped.
+
+        The states of the new buckets are set already.
+        """
+
     def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates | None:
         """Allocate the scalars of a captured step of some buckets, whose updates call `kernels`.
 
