@@ -24,6 +24,9 @@ Array = NDArray[Any]
 
 _MAX_SPANS = 4096
 
+_FEW = 64
+"""Number of ranges up to which insertion into a sorted list is faster than sorting it."""
+
 SHARED_FROM_BYTES = 64 * 1024
 """Smallest bucket whose weights the ranks of a node share.
 
@@ -68,6 +71,8 @@ class BucketState:
     unfinished : list of object
         Launches whose updates wait for norms, and still need the gradients: each a `NormLaunch`, or
         None if other ranks make the update.
+    viewed : bool
+        Whether the program has had a view of the memory on this rank; such memory never moves.
     stale : (int, int) or None
         Range of elements that were updated and not yet published to all ranks.
     """
@@ -103,6 +108,7 @@ class BucketState:
         self.step: Any = None
         self.in_flight = InFlight()
         self.launched = False
+        self.viewed = False
         self.unfinished: list[object] = []
         self.stale: tuple[int, int] | None = None
 
@@ -292,23 +298,35 @@ class BucketMemory:
     """Index of the buckets' memory by address."""
 
     def __init__(self, states: Iterable[BucketState]) -> None:
-        self._ranges: list[tuple[int, int, BucketState, bool]] = []
-        for state in states:
-            for memory in (state.gradients, state.weights):
-                start = address(memory)
-                is_weights = memory is state.weights
-                self._ranges.append((start, start + memory.nbytes, state, is_weights))
-        self._ranges.sort(key=lambda each: each[0])
-        self._starts = [each[0] for each in self._ranges]
-        self._ends = np.array([each[1] for each in self._ranges], np.intp)
+        self._starts: list[int] = []
+        self._bounds: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
+        self._ranges: dict[int, tuple[int, BucketState, bool]] = {}
+        self.add(states)
+
+    def add(self, states: Iterable[BucketState]) -> None:
+        """Add buckets; a few are inserted without a look at the others."""
+        new = {
+            address(memory): (address(memory) + memory.nbytes, state, memory is state.weights)
+            for state in states
+            for memory in (state.gradients, state.weights)
+            if memory.nbytes  # the address of an empty array may be another array's
+        }
+        if len(new) <= _FEW:
+            for start in new:
+                bisect.insort(self._starts, start)
+        else:
+            self._starts = sorted([*self._starts, *new])
+        self._ranges.update(new)
+        self._bounds = None
 
     def find(self, array: Array) -> tuple[BucketState, bool] | None:
         """Return the bucket that the array lies in, and whether in its weights; else None."""
         start = address(array)
         nearest = bisect.bisect_right(self._starts, start) - 1
-        if nearest < 0 or start >= self._ranges[nearest][1]:
+        if nearest < 0:
             return None
-        return self._ranges[nearest][2:]
+        end, state, in_weights = self._ranges[self._starts[nearest]]
+        return (state, in_weights) if start < end else None
 
     def find_all(self, arrays: Sequence[Array]) -> list[tuple[BucketState, bool] | None]:
         """Return the result of `find` for each array."""
@@ -320,6 +338,9 @@ class BucketMemory:
 
     def holds_any(self, begins: NDArray[np.intp]) -> bool:
         """Return whether an address lies in a bucket."""
-        nearest = np.searchsorted(self._starts, begins, "right")
-        # The first bound is below every address.
-        return bool((begins < np.append(0, self._ends)[nearest]).any())
+        if self._bounds is None:
+            ends = [self._ranges[start][0] for start in self._starts]
+            # The first end is below every address.
+            self._bounds = np.array(self._starts, np.intp), np.array([0, *ends], np.intp)
+        starts, ends_before = self._bounds
+        return bool((begins < ends_before[np.searchsorted(starts, begins, "right")]).any())

@@ -81,13 +81,12 @@ class Engine:
         self.placement = placement
         self.events = Events()
         self.updates = Updates(comm, placement)
-        reduction = reduction_for(comm, None, self.events)
         self.layout = Layout(
             comm,
             sizing,
             self.updates.plan,
             self.updates.allocate,
-            reduction,
+            reduction_for(comm, None, self.events),
             share_weights=placement.shares_weights,
             multiple=placement.multiple,
         )
@@ -154,7 +153,7 @@ class Engine:
                 f"needs its gradient; pull it, or call wait({key!r}), first"
             )
         self._claim(slot.state)
-        slot.lent = True
+        slot.lent = slot.state.viewed = True
         # A new view each time: the caller may change its shape.
         view: Array = slot.gradient_view.view()
         return view
@@ -211,11 +210,12 @@ class Engine:
         if rule.by_key:
             # A function may write to the weights at any time, also outside a reduction.
             self.layout.unshare_weights()
-        states = self.layout.states
-        plan = updates.plan([state.bucket for state in states], rule)
+        states, loads = self.layout.states, [0] * self._comm.size
+        plan = updates.plan([state.bucket for state in states], loads, rule)
         for state, to in zip(states, plan, strict=True):
             updates.allocate(state, rule, to)
         self.epoch = updates.rule = rule
+        self.layout.loads = loads
         self.policy = self._own_policy()
         for state, to in zip(states, plan, strict=True):
             state.launched = False
@@ -367,7 +367,7 @@ class Engine:
             The optimizer's step of these pushes.
         """
         for number in plan.launch_order(priorities):
-            self.launch_packed(self.layout.states[number], step)
+            self.launch_packed(self.layout.numbered(number), step)
         if self.updates.rule.by_key:
             self.policy.update_by_key(keys)
 

@@ -132,7 +132,7 @@ class AgreedFlush(FlushPolicy):
         )
         # Also before no read here: a rank that leaves an uneven block reads meanwhile.
         numbers = sorted({number for each in all_ranks for number in each.buckets})
-        states = [self._layout.states[number] for number in numbers]
+        states = [self._layout.numbered(number) for number in numbers]
         self._reducer.publish(states)
         self._reducer.complete(states)
         return active

@@ -17,7 +17,7 @@ from ncclkv.optimizer.captured import CapturedUpdates
 from ncclkv.optimizer.restore import copied, set_config
 from ncclkv.optimizer.scalar_rows import Pushed, RowCache, UpdateCounts
 from ncclkv.optimizer.steps import Steps
-from ncclkv.table.bucket import Entry, Range
+from ncclkv.table.bucket import Bucket, Entry, Range
 from ncclkv.table.registry import KeySpec
 
 
@@ -245,6 +245,12 @@ class FusedRule(Rule):
 
     def set_count(self, slot: Slot, count: int) -> None:
         self.counts.set(slot.state.bucket, slot.entry.key, count)
+
+    def replace_buckets(self, old: Sequence[Bucket], new: Sequence[Bucket]) -> None:
+        self.counts.replace(old, new)
+        for bucket in old:
+            self._parts.pop(bucket.index, None)
+            self._rows.forget(bucket)
 
     def counts_set(self) -> None:
         self._record(self.counts.largest())

@@ -1,8 +1,8 @@
-"""`Layout`: the keys of a store and the memory of each, fixed once the layout is sealed."""
+"""`Layout`: the keys of a store and the memory of each, given once the layout is sealed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ class Layout:
     comm : Communicator
     sizing : Sizing
     plan : callable
-        Returns the destinations of sums of the buckets, those of earlier buckets as before.
+        Returns the destinations of sums of new buckets, and adds their bytes to `loads`.
     allocate : callable
         Called with each new bucket once its weights are set, before the bucket joins the layout.
     reduction : Reduction
@@ -47,13 +47,18 @@ class Layout:
         The values of keys that have no slot yet.
     pending_bytes : int
         Bytes of these values.
+    unplanned : int
+        Number of keys in the store, if any were added after others had buckets, and all keys were
+        not pushed together since; else 0.  Equal on all ranks outside local verbs.
+    loads : list of int
+        Bytes of the keys in buckets that each rank updates, if the rule updates whole keys.
     """
 
     def __init__(
         self,
         comm: Communicator,
         sizing: Sizing,
-        plan: Callable[[Sequence[Bucket]], Sequence[To]],
+        plan: Callable[[Sequence[Bucket], list[int]], Sequence[To]],
         allocate: Callable[[BucketState], object],
         reduction: Reduction,
         *,
@@ -67,17 +72,23 @@ class Layout:
         self.multiple = multiple
         self.pending: dict[Key, Array] = {}
         self.pending_bytes = 0
+        self.unplanned = 0
+        self.loads = [0] * comm.size
         self._comm = comm
         self._plan = plan
         self._allocate = allocate
         self._reduction = reduction
         self._slots: dict[Key, Slot] = {}
+        self._by_index: dict[int, BucketState] = {}
+        self._next = 0
         self._memory = BucketMemory(())
 
     def add(self, specs: Sequence[KeySpec], values: Sequence[Array]) -> None:
         """Register new keys, and keep their first values until the layout is sealed."""
         self.pending.update((spec.key, value) for spec, value in zip(specs, values, strict=True))
         self.registry.add(specs)
+        if self.states:
+            self.unplanned = len(self.registry)
         self.pending_bytes += sum(spec.nbytes for spec in specs)
 
     @property
@@ -86,37 +97,76 @@ class Layout:
         return not self.pending
 
     def seal(self) -> None:
-        """Give every pending key a slot in a new bucket; slots never move afterwards."""
+        """Give every pending key a slot in a new bucket; slots move in a merge alone."""
         if self.sealed:
             return
-        every = self.buckets_with(())
-        buckets, plan = every[len(self.states) :], self._plan(every)[len(self.states) :]
-        # Nothing is recorded before all is allocated: a MemoryError leaves the layout unchanged.
+        # Of the new buckets alone: keys may be added one by one.
+        buckets, loads = self.buckets_of(self._waiting()), [*self.loads]
+        plan = self._plan(buckets, loads)
+        slots = self._allocated(buckets, plan, self.pending)
+        self._record(slots)
+        self.loads = loads
+        self.pending.clear()
+        self.pending_bytes = 0
+
+    def _allocated(
+        self, buckets: Sequence[Bucket], plan: Sequence[To], values: Mapping[Key, Array]
+    ) -> dict[Key, Slot]:
+        """Return the slots of new buckets, which have these values and their optimizer states.
+
+        Nothing is recorded before all is allocated: a MemoryError leaves the layout unchanged.
+        """
         with self._comm.rolling_back_node_shared():
             states = [self._state(bucket, to) for bucket, to in zip(buckets, plan, strict=True)]
             slots = {
                 entry.key: Slot(state, entry) for state in states for entry in state.bucket.entries
             }
-            memory = BucketMemory([*self.states, *states])
             for key, slot in slots.items():
-                self._comm.kernels.pack(self.pending[key], slot.weight)
+                self._comm.kernels.pack(values[key], slot.weight)
             for state in states:
                 self._allocate(state)
-            self._comm.keep_alive(*self.pending.values())
-        self._memory = memory
-        self.states += states
+            self._comm.keep_alive(*values.values())
+        return slots
+
+    def _record(self, slots: Mapping[Key, Slot]) -> None:
+        """Add the buckets of new slots."""
+        states = {slot.state.bucket.index: slot.state for slot in slots.values()}
+        self._memory.add(states.values())
+        self.states += states.values()
+        self._by_index.update(states)
+        self._next += len(states)
         self._slots.update(slots)
-        self.pending.clear()
-        self.pending_bytes = 0
+
+    def replace_buckets(
+        self, old: Sequence[BucketState], buckets: Sequence[Bucket]
+    ) -> dict[Key, Slot]:
+        """Move all keys of some buckets to new buckets, and return their slots there."""
+        moved = [entry.key for state in old for entry in state.bucket.entries]
+        values = {key: self._slots[key].weight for key in moved}
+        slots = self._allocated(buckets, self._plan(buckets, [*self.loads]), values)
+        for state in old:
+            del self._by_index[state.bucket.index]
+        self.states[:] = self._by_index.values()
+        self._record(slots)
+        self._memory = BucketMemory(self.states)
+        return slots
+
+    def numbered(self, index: int) -> BucketState:
+        """Return the bucket with a number."""
+        return self._by_index[index]
 
     def buckets_of(self, specs: Iterable[KeySpec]) -> list[Bucket]:
         """Return the buckets that keys without slots, in registry order, would get now."""
-        return make_buckets(specs, self.sizing.bucket_bytes, len(self.states), self.multiple)
+        return make_buckets(specs, self.sizing.bucket_bytes, self._next, self.multiple)
 
     def buckets_with(self, specs: Iterable[KeySpec]) -> list[Bucket]:
         """Return all buckets as they will be, if new keys are added and the layout is sealed."""
-        pending = [spec for spec in self.registry if spec.key in self.pending]
-        return [*(state.bucket for state in self.states), *self.buckets_of([*pending, *specs])]
+        new = self.buckets_of([*self._waiting(), *specs])
+        return [*(state.bucket for state in self.states), *new]
+
+    def _waiting(self) -> list[KeySpec]:
+        """Return the keys that have no slot yet, in registry order."""
+        return [self.registry[key] for key in self.pending]
 
     def seal_on_all(self, verb: str, sealed: Sequence[bool]) -> None:
         """Seal the layout if it is sealed on any rank; collective.
@@ -174,7 +224,7 @@ class Layout:
     def buckets(self, keys: Iterable[Key]) -> list[BucketState]:
         """Return the buckets of `keys`, each once, in order; pending keys are left out."""
         indices = {self._slots[key].state.bucket.index for key in keys if key in self._slots}
-        return [self.states[index] for index in sorted(indices)]
+        return [self._by_index[index] for index in sorted(indices)]
 
     def bucket_of(self, array: Array) -> tuple[BucketState, bool] | None:
         """Return the bucket that an array lies in, and whether in its weights; else None."""

@@ -62,11 +62,11 @@ class Placement(Protocol):
     def to(self, count: int) -> To:
         """Return the destination of the sum of a bucket of `count` elements."""
 
-    def by_key(self, buckets: Sequence[Bucket]) -> Sequence[To]:
-        """Return the destinations of the sums of all buckets, if a rule updates whole keys.
+    def by_key(self, buckets: Sequence[Bucket], loads: list[int]) -> Sequence[To]:
+        """Return the destinations of the sums of buckets, if a rule updates whole keys.
 
         A bucket's destination depends on the buckets before it alone: it is the same after a later
-        bucket has been added.
+        bucket has been added.  `loads` is as of `ncclkv.table.plan.divide`.
         """
 
     def publish(self, span: Span) -> Work:
@@ -89,7 +89,7 @@ class EveryRank:
     def to(self, count: int) -> To:
         return EVERYONE
 
-    def by_key(self, buckets: Sequence[Bucket]) -> Sequence[To]:
+    def by_key(self, buckets: Sequence[Bucket], loads: list[int]) -> Sequence[To]:
         return [EVERYONE] * len(buckets)
 
     def publish(self, span: Span) -> Work:
@@ -114,7 +114,7 @@ class AtRoot:
     def to(self, count: int) -> To:
         return self._to
 
-    def by_key(self, buckets: Sequence[Bucket]) -> Sequence[To]:
+    def by_key(self, buckets: Sequence[Bucket], loads: list[int]) -> Sequence[To]:
         return [self._to] * len(buckets)
 
     def publish(self, span: Span) -> Work:
@@ -139,8 +139,8 @@ class Sharded:
     def to(self, count: int) -> To:
         return Owners([0, *(hi for _, hi in slices(count, self._comm.size, _SLICE_UNIT))])
 
-    def by_key(self, buckets: Sequence[Bucket]) -> Sequence[To]:
-        return [Owners(bounds) for bounds in plan.divide(buckets, self._comm.size)]
+    def by_key(self, buckets: Sequence[Bucket], loads: list[int]) -> Sequence[To]:
+        return [Owners(bounds) for bounds in plan.divide(buckets, loads)]
 
     def publish(self, span: Span) -> Work:
         owners = cast("Owners", span.to)

@@ -139,6 +139,12 @@ class Rule:
         """End the use of the rule; return the exception of the user's ``dispose``, if any."""
         return None
 
+    def replace_buckets(self, old: Sequence[Bucket], new: Sequence[Bucket]) -> None:
+        """Give the keys of new buckets the counts that they have in old buckets, which are dropped.
+
+        The states of the new buckets are set already.
+        """
+
     def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates | None:
         """Allocate the scalars of a captured step of some buckets, whose updates call `kernels`.
 
@@ -271,10 +277,15 @@ class Updates:
         """
         return self.applying and not (self.rule.replaces or self.rule.by_key)
 
-    def plan(self, buckets: Sequence[Bucket], rule: Rule | None = None) -> Sequence[To]:
-        """Return the destinations of the sums of all buckets, by default for the rule in force."""
+    def plan(
+        self, buckets: Sequence[Bucket], loads: list[int], rule: Rule | None = None
+    ) -> Sequence[To]:
+        """Return the destinations of the sums of buckets, by default for the rule in force.
+
+        `loads` is as of `ncclkv.table.plan.divide`.
+        """
         if (rule or self.rule).by_key:
-            return self.placement.by_key(buckets)
+            return self.placement.by_key(buckets, loads)
         return [self.placement.to(bucket.count) for bucket in buckets]
 
     def allocate(self, state: BucketState, rule: Rule | None = None, to: To | None = None) -> None:

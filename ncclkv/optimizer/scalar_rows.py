@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 import numpy as np
@@ -68,6 +68,25 @@ class UpdateCounts:
         self.version += 1
         self.offsets[key] = count - self.whole[bucket.index]
         self._buckets[bucket.index] = bucket
+
+    def replace(self, old: Iterable[Bucket], new: Iterable[Bucket]) -> None:
+        """Drop buckets, and give their keys the same counts in new buckets."""
+        counts: dict[Key, int] = {}
+        for bucket in old:
+            for entry in bucket.entries:
+                counts[entry.key] = self.count(bucket, entry.key)
+                self.offsets.pop(entry.key, None)
+            self.whole.pop(bucket.index, None)
+            self._buckets.pop(bucket.index, None)
+        for bucket in new:
+            # Keys with the most frequent count have no offset: they share a row.
+            common = Counter(counts[entry.key] for entry in bucket.entries).most_common(1)[0][0]
+            self.whole[bucket.index] = common
+            for entry in bucket.entries:
+                if counts[entry.key] != common:
+                    self.set(bucket, entry.key, counts[entry.key])
+            self._buckets[bucket.index] = bucket
+        self.version += 1
 
     def next(self, bucket: Bucket, keys: AbstractSet[Key], waiting: AbstractSet[Key]) -> int:
         """Return the largest number of the next updates of `keys`, which are keys of `bucket`.
@@ -228,6 +247,11 @@ class RowCache:
             rows = ScalarRows(layout, layout.rows(optimizer, counts))
             found = self._rows[index] = wanted, rows
         return found[1]
+
+    def forget(self, bucket: Bucket) -> None:
+        """Drop the rows of a bucket that is dropped."""
+        self._rows.pop(bucket.index, None)
+        self._layouts.pop(bucket.index, None)
 
     def layout(self, optimizer: Optimizer, bucket: Bucket, origin: int) -> RowLayout:
         """Return the bucket's segments from `origin`, for the present factors and counts."""

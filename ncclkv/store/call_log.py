@@ -24,6 +24,19 @@ _MAX_LENGTH = 80
 """Characters of the hyperparameters that a text shows."""
 
 
+class _Codes(dict[Key, int]):
+    """Codes of keys in the log, each computed when a call first has the key."""
+
+    def __init__(self, registry: Registry, code: Callable[[int], int]) -> None:
+        super().__init__()
+        self._registry = registry
+        self._code = code
+
+    def __missing__(self, key: Key) -> int:
+        code = self[key] = self._code(self._registry[key].index)
+        return code
+
+
 class CallLog:
     """Records this rank's calls.
 
@@ -65,8 +78,8 @@ class CallLog:
             self._log = comm.calls.recorder.log
             # A strong reference would keep a dropped store's memory until garbage collection.
             comm.calls.differing_keys = WeakMethod(self._differing_keys)
-        self._pushed: dict[Key, int] = {}
-        self._read: dict[Key, int] = {}
+        self._pushed = _Codes(registry, contract.push_code)
+        self._read = _Codes(registry, contract.pull_code)
 
     def record_push(self, verb: str, push: Push, pull: Pull | None, priority: int) -> None:
         """Record a push, and the pull that the same call makes."""
@@ -173,19 +186,11 @@ class CallLog:
     def _code(self, logged: LoggedKeys, pushed: Collection[Key], read: Collection[Key]) -> int:
         """Return the number that stands for the keys of a call in any order, computed once."""
         if logged.code is None:
-            if len(self._read) < len(self._registry):
-                self._number_keys()
             total = sum(map(self._pushed.__getitem__, pushed))
             # A key that is read into several arrays counts once.
             total += sum(map(self._read.__getitem__, set(read)))
             logged.code = total & contract.MASK
         return logged.code
-
-    def _number_keys(self) -> None:
-        """Give every key of the registry its numbers."""
-        for spec in self._registry:
-            self._pushed[spec.key] = contract.push_code(spec.index)
-            self._read[spec.key] = contract.pull_code(spec.index)
 
     def _differing_keys(self, first: int, second: int) -> tuple[Key | None, Key | None]:
         """Return the key that only the first call has, and the key that only the second has.
@@ -195,6 +200,6 @@ class CallLog:
         first, second : int
             The numbers that stand for the keys of the two calls.
         """
-        self._number_keys()
-        numbers = {number: key for key, number in [*self._pushed.items(), *self._read.items()]}
+        keys = [spec.key for spec in self._registry]
+        numbers = {codes[key]: key for codes in (self._pushed, self._read) for key in keys}
         return contract.differing_key(first, second, numbers)

@@ -69,6 +69,7 @@ class Registration(Component):
             name = one_key(key)
             self.assign_slot(name)
             view: Array = self._engine.current(name).view()
+            self._engine.layout[name].state.viewed = True
             return view
 
     def all_keys(self) -> list[Key]:

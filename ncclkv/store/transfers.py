@@ -14,6 +14,7 @@ from ncclkv.arrays.torch import tensors
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.group import Group
+from ncclkv.engine.merge import merge_buckets
 from ncclkv.engine.overlap import OrderedLaunch
 from ncclkv.errors import OutOfMemory, UsageError
 from ncclkv.store import check
@@ -56,6 +57,8 @@ class Transfers(Component):
         with self._pushing:
             if type(priority) is not int or priority:
                 priority = check.priority("push", priority)
+            if self._engine.layout.unplanned and isinstance(key, (list, tuple)):
+                self._merge_buckets("push", key)
             epoch = self._engine.epoch
             push, row = self._cache.find_call("push", key, value, epoch) or self._new_push(
                 "push", key, value
@@ -96,6 +99,8 @@ class Transfers(Component):
         with self._pushpulling:
             priority = check.priority("pushpull", priority)
             out = value if out is None else out
+            if self._engine.layout.unplanned and isinstance(key, (list, tuple)):
+                self._merge_buckets("pushpull", key)
             epoch = self._engine.epoch
             # The push is planned first, because it gives keys their slots.
             push, values = self._cache.find_call("push", key, value, epoch) or self._new_push(
@@ -197,14 +202,44 @@ class Transfers(Component):
             values = check.values(verb, key, value, registry, self._engine.kernels)
             for name in values:
                 rule.check(registry[name])
-        try:
+        with self._sealing(verb, key):
             push, row = self._engine.plan_push(values)
-        except MemoryError as error:  # of the first push, which makes the buckets
+        self._cache.keep_call("push", key, value, row, push, serves_others=not push.in_place)
+        return push, row
+
+    @contextmanager
+    def _sealing(self, verb: str, key: Any) -> Iterator[None]:
+        """Name the call whose memory is lacking: the first push of keys makes their buckets."""
+        try:
+            yield
+        except MemoryError as error:
             problem = out_of_memory(verb, key, error)
             self._session.checks.raised = problem  # nothing has been recorded
             raise problem from error
-        self._cache.keep_call("push", key, value, row, push, serves_others=not push.in_place)
-        return push, row
+
+    def _merge_buckets(self, verb: str, key: Any) -> None:
+        """Merge small buckets before a push of all keys of the store, outside blocks.
+
+        The keys of a call are equal on all ranks, unlike the caches: so all ranks merge or none.
+        """
+        engine, layout = self._engine, self._engine.layout
+        # Where ranks may push different keys, a push of all keys is none on other ranks.
+        if engine.policy.flushes_everything or self._block is not None:
+            return
+        try:
+            names = set(key)
+        except TypeError:  # an item is not a key: the checks refuse it
+            return
+        if len(names) != layout.unplanned or not all(name in layout.registry for name in names):
+            return
+        with self._sealing(verb, key):
+            layout.seal()
+        try:
+            if merge_buckets(self._comm, engine):
+                self._cache.clear()
+        except MemoryError as error:
+            self._session.mark_interrupted(verb, error)
+            raise out_of_memory(verb, key, error) from error
 
     def _lie_outside(self, arrays: Sequence[Array]) -> bool:
         """Return whether arrays to read lie in no bucket; may be False needlessly."""

@@ -111,7 +111,7 @@ class UpdaterStates(Component):
         registered = self._engine.layout.registry
         new = [] if len(registered) else [key.spec for key in manifest.keys]
         buckets = self._engine.layout.buckets_with(new)
-        now = _owners(buckets, self._engine.updates.plan(buckets))
+        now = _owners(buckets, self._engine.updates.plan(buckets, [0] * size))
         for (spec, _, _), owner in zip(manifest.keys, owned.owners, strict=True):
             if owner is not None and owner != now[spec.key]:
                 return f"here rank {now[spec.key]} updates key {spec.key!r}, and rank {owner} did"

@@ -19,11 +19,17 @@ def spans(bucket: Bucket, keys: Set[Key]) -> list[Range]:
     return bucket.runs(keys)
 
 
-def divide(buckets: Iterable[Bucket], size: int) -> list[list[int]]:
+def divide(buckets: Iterable[Bucket], loads: list[int]) -> list[list[int]]:
     """Divide the keys of buckets between ranks, so that all ranks have about as many bytes.
 
     The keys of a rank are neighbours in each bucket.  The bounds of a bucket depend on the buckets
     before it alone, so a key keeps its rank when others are added.
+
+    Parameters
+    ----------
+    buckets : iterable of Bucket
+    loads : list of int
+        The bytes of each rank's keys in earlier buckets; those of these buckets are added.
 
     Returns
     -------
@@ -31,7 +37,6 @@ def divide(buckets: Iterable[Bucket], size: int) -> list[list[int]]:
         For each bucket the bounds of the ranks' elements: rank r has elements ``[bounds[r],
         bounds[r + 1])``.
     """
-    loads = [0] * size
     return [_bounds(bucket, loads) for bucket in buckets]
 
 

@@ -19,7 +19,7 @@ from ncclkv.table.cost import Sizing
 from ncclkv.table.registry import KeySpec
 
 
-def to_everyone(buckets: Sequence[Bucket]) -> list[To]:
+def to_everyone(buckets: Sequence[Bucket], loads: list[int]) -> list[To]:
     """Return the destinations of sums that every rank receives."""
     return [EVERYONE] * len(buckets)
 

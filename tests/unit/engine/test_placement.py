@@ -97,7 +97,7 @@ def test_owners_of_whole_keys_have_their_bounds_at_keys() -> None:
 
     def body() -> None:
         comm = threads.world()
-        (to,) = placement("sharded", 0, comm).by_key(buckets)
+        (to,) = placement("sharded", 0, comm).by_key(buckets, [0] * comm.size)
         assert isinstance(to, Owners)
         lows = buckets[0].lows
         assert {to.owner(low) for low in lows} == {0, 1}

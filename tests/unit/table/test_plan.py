@@ -307,7 +307,7 @@ def test_the_plan_predicts_by_the_cost_model() -> None:
 @given(layouts, st.integers(1, 5))
 def test_each_key_has_one_rank_of_a_division(layout: tuple[list[KeySpec], int], size: int) -> None:
     buckets = make_buckets(*layout)
-    divided = divide(buckets, size)
+    divided = divide(buckets, [0] * size)
     loads = [0] * size
     for bucket, bounds in zip(buckets, divided, strict=True):
         assert len(bounds) == size + 1
@@ -324,7 +324,7 @@ def test_each_key_has_one_rank_of_a_division(layout: tuple[list[KeySpec], int], 
     assert max(loads) - min(loads) <= 2 * largest
     # Buckets that are added later move no key.
     for count in range(len(buckets)):
-        assert divide(buckets[:count], size) == divided[:count]
+        assert divide(buckets[:count], [0] * size) == divided[:count]
 
 
 def test_large_keys_go_to_the_rank_with_the_fewest_bytes() -> None:
@@ -332,6 +332,6 @@ def test_large_keys_go_to_the_rank_with_the_fewest_bytes() -> None:
         KeySpec(index, index, (size,), np.dtype(np.float32))
         for index, size in enumerate((900, 500, 700, 100))
     ]
-    bounds = divide(make_buckets(specs, 0), 3)
+    bounds = divide(make_buckets(specs, 0), [0] * 3)
     owners = [next(rank for rank in range(3) if each[rank + 1]) for each in bounds]
     assert owners == [0, 1, 2, 1]
