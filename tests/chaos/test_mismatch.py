@@ -143,6 +143,20 @@ def test_two_stores_that_ranks_enter_in_another_order(outcomes: Outcomes) -> Non
         assert len(set(re.findall(r"rank (\d) on ", outcome.said))) == 2, outcome
 
 
+def test_two_stores_that_a_rank_enters_late_in_another_order(tmp_path: Path) -> None:
+    """Cross stores when the other rank requests reports rarely: no page is common."""
+    late = "two_stores_crossed_late"
+    variables = {"NCCLKV_NODE_MEMORY": "messages"}
+    ended = start(PROGRAM, "caught", late, ranks=2, mark=tmp_path / "mark", limit=40, **variables)
+    assert ended.code == 0, ended.err
+    lines = ended.out.splitlines()
+    assert sorted(line.split("|")[1] for line in lines) == ["0", "1"], ended.out
+    for line in lines:
+        assert "|OrderMismatch: " in line, line
+        assert "waits for this rank in another store: pushpull('a')" in line, line
+        assert float(line.split("|")[2]) < 4.5 + SECONDS, line
+
+
 def test_a_store_that_one_rank_alone_creates(outcomes: Outcomes) -> None:
     lines = PROGRAM.read_text().splitlines()
     for outcome in on_all_ranks(outcomes["extra_create"]):

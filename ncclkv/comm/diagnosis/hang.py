@@ -163,11 +163,15 @@ class HangDetector:
         if found is None:
             return None
         rank, other = found
-        return OrderMismatch(
+        error = OrderMismatch(
             f"{self._prefix}{work} waits for rank {rank}, which waits for this rank in another "
             f"store: {other.description}; make the same calls, and use stores in the same order, "
             f"on all ranks. {self._calls.describe_calls([self._transport.rank, rank])}"
         )
+        for each in others:
+            if each.store == other.store:  # the rank there may look next when this rank has left
+                each.notify(str(error))
+        return error
 
     def _ended_ranks(self) -> set[int]:
         """Return the ranks whose processes were found ended more than 50 ms ago.

@@ -24,7 +24,8 @@ waiting             at 8 looks, then each time       send the own REPORT and a R
                     that the wait has doubled        awaited ranks without a page here
                                                      (`request_reports`)
 waiting             a difference is found            send a VERDICT and the own REPORT with 256
-                                                     calls to all ranks (`notify`); raise
+                                                     calls to all ranks (`notify`); raise; of
+                                                     crossed stores, in the other store too
 waiting             a message has another digest     send an empty VERDICT and the own REPORT
                                                      to all; compare for 1 s; raise (`explain`)
 waiting             the deadline passes              drop REPORTs older than this wait; send
