@@ -34,9 +34,9 @@ def gradient(kv: Any, key: int, step: int, like: Any) -> Any:
 
 
 def first(key: int) -> Any:
-    """Return a key's first value: keys differ in dtype and size."""
+    """Return a key's first value; dtypes and sizes differ, and some buckets share weights."""
     dtype = np.float16 if key % 7 == 3 else np.float32
-    return np.full((key * 37) % 301 + 1, key, dtype)
+    return np.full((key * 37) % 3001 + 1, key, dtype)
 
 
 def add_and_use(kv: Any, seed: int) -> list[bytes]:
