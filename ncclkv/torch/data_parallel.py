@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -28,6 +29,24 @@ _SHARED = (
     "_load_state_dict_post_hooks",
 )
 """Attributes that the wrapper has in common with the wrapped module."""
+
+
+class _SignedForward:
+    """The method ``forward`` of wrappers, with the signature of the wrapped module's.
+
+    Trainers of other libraries read the signature, and drop columns of a batch that it lacks.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, wrapper: DataParallel | None, owner: type) -> Any:
+        if wrapper is None:
+            return self._function
+        bound: Any = partial(self._function, wrapper)
+        bound.__wrapped__ = wrapper.module.forward
+        return bound
 
 
 class DataParallel(torch.nn.Module):  # type: ignore[misc]
@@ -156,6 +175,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
 
     # Passes
 
+    @_SignedForward
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Pass the arguments to the wrapped module, and return its result."""
         with self._device.calls():
