@@ -110,13 +110,24 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     are reduced, and later work on its current stream waits for them.
 
     All ranks make the same passes.  Forward and backward run in the thread that created the store.
-    Backward may run several times after a forward pass.  Backward from several outputs, in turn,
-    needs `find_unused_parameters`, for each of these passes reduces.  The next forward pass follows
-    changes of ``requires_grad``, and takes in parameters that were added or replaced, with rank 0's
-    values.  All ranks make such changes alike.  Buffers that are added stay each rank's own.
-    Parameters and buffers that the module names in ``_ddp_params_and_buffers_to_ignore`` are left
-    alone, as by DDP.  A checkpointed part of a module needs
-    ``use_reentrant=False``.  ``torch.compile`` takes the wrapped module or the wrapper.
+    The first backward pass after a forward pass reduces, and so does each later pass through its
+    outputs.  These are tensors, alone or in lists, tuples, mappings and dataclasses.  Backward from
+    several outputs, in turn, needs `find_unused_parameters`, for each of these passes reduces.
+
+    Local, as in DDP, are the gradients of passes in `no_sync`, and of later passes of the wrapped
+    module itself.  The next pass that reduces adds the averages of these.  A gradient that the
+    program assigns to `.grad` after the pass is local, too.  An optimizer that steps with local
+    gradients makes the ranks differ.
+
+    The next forward pass follows changes of ``requires_grad``, and takes in parameters that were
+    added or replaced, with rank 0's values.  All ranks make such changes alike.  Buffers that are
+    added stay each rank's own.  Parameters and buffers that the module names in
+    ``_ddp_params_and_buffers_to_ignore`` are left alone, as by DDP.
+
+    Parts of a module may be checkpointed.  A part that is used twice needs ``use_reentrant=False``.
+    After ``backward(create_graph=True)``, which warns, `.grad` holds averages without a graph.
+    ``torch.compile`` takes the wrapped module, or the wrapper.  Of a compiled wrapper only the
+    first pass after a forward pass reduces.
 
     Examples
     --------
@@ -183,9 +194,12 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
                 self._following.follow(uneven=self._is_uneven)
                 self._followed = self._gradients.reductions
             if torch.is_grad_enabled():
-                self._gradients.reducing = self._reduces
-                self._gradients.prepare()
-        return self.module(*inputs, **named)
+                self._gradients.prepare(reduces=self._reduces)
+        outputs = self.module(*inputs, **named)
+        # torch.compile would trace the outputs.
+        if self._reduces and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._gradients.watch(outputs)
+        return outputs
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

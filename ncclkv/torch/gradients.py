@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from sys import getrefcount
 from typing import Any
+from warnings import warn
 from weakref import WeakSet, finalize, ref
 from zlib import crc32
 
 import numpy as np
 import torch
-from torch.autograd import Variable
 
-from ncclkv.errors import NotSupported, OrderMismatch, UsageError
+from ncclkv.errors import OrderMismatch, UsageError
 from ncclkv.store.kvstore import KVStore
 from ncclkv.torch.buffers import Updater, follow_once
 from ncclkv.torch.devices import Device
 from ncclkv.torch.parameters import Parameters
+from ncclkv.torch.passes import Pass
+from ncclkv.torch.slots import Slot
 from ncclkv.torch.views import as_tensor
 
 COUNTS = "ncclkv.torch: numbers of ranks"
@@ -25,6 +26,12 @@ COUNTS = "ncclkv.torch: numbers of ranks"
 
 The last number is of all ranks that reduce.
 """
+
+_CREATE_GRAPH = (
+    "backward with create_graph=True: .grad of a DataParallel module holds averages without a "
+    "graph, so nothing can be differentiated through it; call "
+    "torch.autograd.grad(loss, parameters, create_graph=True) for a graph of this rank's gradients"
+)
 
 _OPEN: WeakSet[Gradients] = WeakSet()
 """The gradients that hooks still reduce."""
@@ -108,8 +115,6 @@ class Gradients:
     Attributes
     ----------
     parameters : Parameters
-    reducing : bool
-        Whether a backward pass reduces; if not, it accumulates.
     divides_by_all : bool
         Whether averages divide by all ranks of the store, also by those that have ended an uneven
         block.
@@ -128,16 +133,17 @@ class Gradients:
         find_unused: bool,
         as_view: bool,
     ) -> None:
-        self.reducing = self.divides_by_all = False
+        self.divides_by_all = False
         self.reductions = 0
+        self._pass = Pass(self._end)
         self._kv, self._device = kv, device
         self.parameters = parameters
         self._updater = updater
         self._op: Any = op
         self._find_unused = find_unused
         self._as_view = as_view
-        self._slots: dict[str, _Slot] = {}
-        self._active: dict[str, _Slot] = {}
+        self._slots: dict[str, Slot] = {}
+        self._active: dict[str, Slot] = {}
         self._touched: set[str] = set()
         self._pushed: set[str] = set()
         self._nodes: dict[str, torch.autograd.graph.Node] = {}  # torch frees nodes without a holder
@@ -146,7 +152,6 @@ class Gradients:
         self._remove_hooks = finalize(self, _remove, self._hooks)
         self._remove_hooks.atexit = False
         self._block: AbstractContextManager[None] | None = None
-        self._ending: Callable[[], object] = lambda: None
         self._skipped = kv.skipped
         self._initialized: set[str] = set()
         self._follow_flags()
@@ -154,9 +159,13 @@ class Gradients:
         # After the first parameters: buckets are launched in order, and this is pushed last.
         self._make_counts()
 
-    def prepare(self) -> None:
-        """Follow changes of the module on all ranks; drop what an exception has left."""
+    def prepare(self, *, reduces: bool) -> None:
+        """Follow changes of the module on all ranks; drop what an exception has left.
+
+        The next backward pass reduces, or accumulates on this rank.
+        """
         self.drop()
+        self._pass.announce(reduces=reduces)
         if self.parameters.have_changed():
             self._follow_parameters()
         self._follow_flags()
@@ -202,7 +211,7 @@ class Gradients:
             alike = len({*self._kv.allgather(layouts).tolist()}) == 1
         for name in new:
             parameter = parameters[name]
-            self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name, alike=alike)
+            self._slots[name] = Slot(parameter, self._kv.grad_view(name), name, alike=alike)
             self._nodes[name] = node = _accumulation_of(parameter)
             self._hooks[name] = node.register_hook(_Hook(self, name))
         self._active = {name: self._slots[name] for name in names}
@@ -239,33 +248,52 @@ class Gradients:
 
     # A backward pass
 
+    def watch(self, outputs: Any) -> None:
+        """Let each pass through outputs of a forward pass reduce, also after the first pass."""
+        self._pass.watch(outputs, ref(self))
+
+    def on_output(self) -> None:
+        """Begin a backward pass that reduces, if it has not begun."""
+        if not self._pass.running:
+            self._begin()
+        self._pass.reduces = True
+
     def on_gradient(self, name: str) -> None:
         """Push the gradient that backward has just accumulated."""
         self._touched.add(name)
-        if not self.reducing or name not in self._active:
+        if not self._pass.running:
+            self._begin()
+        if not self._pass.reduces or name not in self._active:
             return
+        if name in self._pushed:
+            raise UsageError(
+                f"backward gave two gradients to parameter {name!r}, one after another, as for a "
+                f"checkpointed part that is used twice; give checkpoint() use_reentrant=False"
+            )
         with self._device.hooks():
-            if self._ending() is None:
-                self.drop()
-            if self._block is None:
-                self._begin()
             try:
+                if self._block is None:
+                    self._open()
                 self._push(name)
             except BaseException as error:
                 self.drop(error)
                 raise
 
     def _begin(self) -> None:
+        """Begin a backward pass; the pass before may have ended by an exception."""
+        if self._block is not None:
+            with self._device.hooks():
+                self.drop()
+        self._pass.begin()
+
+    def _open(self) -> None:
         """Open the overlap block of this backward pass."""
+        if torch.is_grad_enabled():
+            warn(_CREATE_GRAPH, stacklevel=2)
         self._skipped = self._kv.skipped
         block = self._kv.overlap(self._keys)
         block.__enter__()
         self._block = block
-        # torch calls it at the end of the pass that calls the present hook, and only releases it
-        # when an exception ends the pass: the next pass must not push into this block.
-        end = self._end  # this very object, which only torch keeps
-        self._ending = ref(end)
-        Variable._execution_engine.queue_callback(end)
 
     def _push(self, name: str) -> None:
         """Push a gradient, from its place in the bucket."""
@@ -276,8 +304,9 @@ class Gradients:
 
     def _end(self) -> None:
         """End the block, and give back the gradients."""
-        if self._block is None:  # another exception has dropped it
+        if self._block is None:  # nothing to reduce, or another exception has dropped it
             return
+        self._pass.finish()
         with self._device.hooks():
             try:
                 kept = self._push_unused()
@@ -325,7 +354,7 @@ class Gradients:
             raise UsageError(
                 f"rank {self._kv.rank} of {self._kv.num_workers}: backward gave no gradient to "
                 f"parameter {missing[0]!r}{more}; use all parameters in the loss, freeze those by "
-                f"requires_grad_(False), or set find_unused_parameters=True"
+                f"requires_grad_(False), or set find_unused_parameters=True{self._pass.advice}"
             )
         kept: dict[str, torch.Tensor | None] = {}
         for name in missing:
@@ -354,95 +383,3 @@ class Gradients:
                 slot.restore(kept[name])
             else:
                 slot.give_back(as_view=self._as_view)
-
-
-class _Slot:
-    """A parameter and its gradient's place in a bucket.
-
-    The place has the parameter's layout, such as channels last, if it is the same on all ranks.
-    Without it torch warns, and its optimizers are slower.
-
-    Attributes
-    ----------
-    array : ndarray
-        The place, as the store's array.
-    tensor : torch.Tensor
-        The place, as a tensor that only this object has.  `.grad` is another tensor of the same
-        memory: programs, and ``Module.to``, replace its ``data``.
-    """
-
-    def __init__(
-        self, parameter: torch.nn.Parameter, array: Any, name: str, *, alike: bool
-    ) -> None:
-        self.parameter = parameter
-        self.array = array
-        what = f"DataParallel: parameter {name!r}"
-        self.tensor = as_tensor(array, parameter.dtype, parameter.device, what)
-        strides = parameter.stride()
-        if alike and torch.empty_like(parameter).stride() == strides:  # dense, without overlaps
-            self.tensor = self.tensor.as_strided(parameter.shape, strides)
-        self._address = self.tensor.data_ptr()
-        self._view = self.tensor.detach()
-        self._references = getrefcount(self._view)  # while the program holds none
-
-    def holds(self, gradient: torch.Tensor | None) -> bool:
-        """Return whether `.grad` is the view of the place."""
-        return self._view.data_ptr() == self._address and gradient is self._view
-
-    def _show(self) -> None:
-        """Make `.grad` the view of the place."""
-        if self._view.data_ptr() != self._address:
-            self._view = self.tensor.detach()
-        self.parameter.grad = self._view
-
-    def take_gradient(self, name: str, *, as_view: bool) -> None:
-        """Copy `.grad` to its place, unless it is there; make `.grad` a view of it if `as_view`."""
-        gradient = self.parameter.grad
-        if self.holds(gradient):
-            return
-        self._part(getrefcount(self._view) > self._references)
-        if gradient is None:
-            self.tensor.zero_()
-            return
-        if gradient.layout is not torch.strided:
-            raise NotSupported(
-                f"backward: the gradient of {name!r} has the layout {gradient.layout}; build the "
-                f"module with dense gradients, such as sparse=False"
-            )
-        self.tensor.copy_(gradient.detach())
-        if as_view:
-            self._show()
-
-    def leave(self) -> None:
-        """Give the parameter's gradient memory of its own: another parameter may get the place."""
-        shown = self.holds(self.parameter.grad)
-        self._part(shown or getrefcount(self._view) > self._references)
-
-    def _part(self, held: bool) -> None:
-        """Give the view memory of its own if the program holds it, as after ``zero_grad()``.
-
-        The next gradient would replace its numbers otherwise.
-        """
-        if held and self._view.data_ptr() == self._address:
-            self._view.data = self.tensor.clone()
-            # Also a version of its own: backward refuses graphs with the view after later writes.
-            self.tensor = self.tensor.data
-            self._view = self.tensor.detach()
-
-    def restore(self, gradient: torch.Tensor | None) -> None:
-        """Undo `take_gradient` for a parameter that no rank has used."""
-        if gradient is not None and self.holds(self.parameter.grad):
-            self.tensor.copy_(gradient)
-        else:
-            self.parameter.grad = gradient
-
-    def give_back(self, *, as_view: bool) -> None:
-        """Let `.grad` hold the reduced gradient: as the view, or as a copy."""
-        gradient = self.parameter.grad
-        if as_view:
-            if not self.holds(gradient):  # unused on this rank alone
-                self._show()
-        elif gradient is None:
-            self.parameter.grad = self.tensor.clone()
-        else:
-            gradient.detach().copy_(self.tensor)

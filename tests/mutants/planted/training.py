@@ -8,6 +8,8 @@ BUFFERS = "ncclkv/torch/buffers.py"
 COPIES = "ncclkv/trainer/copies.py"
 DEVICES = "ncclkv/torch/devices.py"
 GRADIENTS = "ncclkv/torch/gradients.py"
+PASSES = "ncclkv/torch/passes.py"
+SLOTS = "ncclkv/torch/slots.py"
 WRAPPER = "ncclkv/torch/data_parallel.py"
 LOCAL = "ncclkv/trainer/local_updates.py"
 PARAMETERS = "ncclkv/trainer/parameters.py"
@@ -17,6 +19,7 @@ TRAINER = "ncclkv/trainer/trainer.py"
 HOOKS = "ranks/test_data_parallel_hooks.py"
 JOINED = "ranks/test_data_parallel_join.py"
 MODULES = "ranks/test_data_parallel.py"
+OF_PASSES = "ranks/test_data_parallel_local.py"
 OF_BUFFERS = "ranks/test_data_parallel_buffers.py"
 PROGRAMS = "ranks/test_data_parallel_programs.py"
 
@@ -88,10 +91,26 @@ MUTANTS = (
     Mutant(
         name="accumulation-is-reduced",
         file=GRADIENTS,
-        old="        if not self.reducing or name not in self._active:\n",
+        old="        if not self._pass.reduces or name not in self._active:\n",
         new="        if name not in self._active:\n",
         why="no_sync reduces each time, at the cost of all passes",
         tests=(Selection("0", MODULES, "no_sync", ranks=3),),
+    ),
+    Mutant(
+        name="passes-of-the-module-alone-reduced",
+        file=PASSES,
+        old="        self._announced = False\n        self._last_task",
+        new="        self._last_task",
+        why="a pass that one rank makes of the wrapped module waits for the other ranks",
+        tests=(Selection("0", OF_PASSES, "rank_may_make_a_local_pass", ranks=3),),
+    ),
+    Mutant(
+        name="passes-end-with-a-checkpoint",
+        file=PASSES,
+        old="                each.grad_fn.register_prehook(_Hook(reducer))\n",
+        new="",
+        why="a reentrant checkpoint of the last layer ends the reduction of all others",
+        tests=(Selection("0", OF_PASSES, "also_of_the_last_layer", ranks=3),),
     ),
     Mutant(
         name="use-before-the-last-pass-forgotten",
@@ -112,8 +131,8 @@ MUTANTS = (
     Mutant(
         name="blocks-of-failed-passes-stay-open",
         file=GRADIENTS,
-        old="        self.drop()\n        if self.parameters.",
-        new="        if self.parameters.",
+        old="        self.drop()\n        self._pass.announce",
+        new="        self._pass.announce",
         why="after an exception in backward no pass can reduce",
         tests=(Selection("0", MODULES, "exception_in_backward", ranks=3),),
     ),
@@ -127,7 +146,7 @@ MUTANTS = (
     ),
     Mutant(
         name="gradients-in-another-layout",
-        file=GRADIENTS,
+        file=SLOTS,
         old="        if alike and torch",
         new="        if False and torch",
         why="torch warns, and optimizers are slow with parameters in channels last",
@@ -151,7 +170,7 @@ MUTANTS = (
     ),
     Mutant(
         name="held-gradients-overwritten",
-        file=GRADIENTS,
+        file=SLOTS,
         old="        self._part(getrefcount(self._view) > self._references)\n        if",
         new="        if",
         why="gradients of several losses, kept to be compared, become the last of them",

@@ -127,7 +127,10 @@ def test_a_copy_of_the_wrapper_is_refused(model: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph:UserWarning")
 def test_a_gradient_of_a_gradient_leaves_grad_without_a_graph(model: Any) -> None:
-    model(torch.ones(1, 2)).square().sum().backward(create_graph=True)
+    loss = model(torch.ones(1, 2)).square().sum()
+    torch.autograd.grad(loss, model.module.weight, create_graph=True)  # warns of nothing
+    with pytest.warns(UserWarning, match=r"backward with create_graph=True: .* without a graph"):
+        loss.backward(create_graph=True)
     assert not model.module.weight.grad.requires_grad
 
 
