@@ -14,11 +14,12 @@ import torch
 
 from ncclkv.errors import OrderMismatch, UsageError
 from ncclkv.store.kvstore import KVStore
+from ncclkv.store.sums import by_bucket
 from ncclkv.torch.buffers import Updater, follow_once
 from ncclkv.torch.devices import Device
 from ncclkv.torch.parameters import Parameters
 from ncclkv.torch.passes import Pass
-from ncclkv.torch.slots import Slot
+from ncclkv.torch.slots import Slot, Slots
 from ncclkv.torch.views import as_tensor
 
 COUNTS = "ncclkv.torch: numbers of ranks"
@@ -94,10 +95,10 @@ def _remove(hooks: Mapping[str, torch.utils.hooks.RemovableHandle]) -> None:
 class Gradients:
     """The gradients of a module's parameters, in the buckets of a store.
 
-    A hook of the node that accumulates a gradient pushes it.  The first hook of a backward pass
-    opens an overlap block, and a callback at the end of the pass ends it.  The store's updater
-    leaves each sum in the bucket's gradients, which `.grad` is a view of.  So nothing is copied
-    back.
+    Hooks of the nodes that accumulate gradients count.  The last hook of a bucket pushes it.  The
+    first push of a backward pass opens an overlap block, and a callback at the end of the pass ends
+    it.  The store's updater leaves each sum in the bucket's gradients, which `.grad` is a view of.
+    So nothing is copied back.
 
     Parameters
     ----------
@@ -144,8 +145,9 @@ class Gradients:
         self._as_view = as_view
         self._slots: dict[str, Slot] = {}
         self._active: dict[str, Slot] = {}
+        self._buckets: list[Slots] = []
+        self._bucket_of: dict[str, Slots] = {}
         self._touched: set[str] = set()
-        self._pushed: set[str] = set()
         self._nodes: dict[str, torch.autograd.graph.Node] = {}  # torch frees nodes without a holder
         self._hooks: dict[str, torch.utils.hooks.RemovableHandle] = {}
         # Not by a method of this object, which a finalizer would keep.
@@ -191,6 +193,7 @@ class Gradients:
 
     def _leave(self, key: str) -> None:
         """Leave a parameter to the program, with its present gradient."""
+        self._note_use()
         self._touched.discard(key)
         if key in self._slots:
             self._hooks.pop(key).remove()
@@ -199,7 +202,7 @@ class Gradients:
 
     def _follow_flags(self) -> None:
         """Follow changes of ``requires_grad``."""
-        parameters = self.parameters.by_key
+        kv, parameters = self._kv, self.parameters.by_key
         names = [name for name, each in parameters.items() if each.requires_grad]
         if names == list(self._active):
             return
@@ -208,13 +211,18 @@ class Gradients:
         if new:
             self._init(new)
             layouts = crc32(repr([parameters[name].stride() for name in new]).encode())
-            alike = len({*self._kv.allgather(layouts).tolist()}) == 1
+            alike = len({*kv.allgather(layouts).tolist()}) == 1
         for name in new:
             parameter = parameters[name]
-            self._slots[name] = Slot(parameter, self._kv.grad_view(name), name, alike=alike)
+            self._slots[name] = Slot(parameter, kv.grad_view(name), name, alike=alike)
             self._nodes[name] = node = _accumulation_of(parameter)
             self._hooks[name] = node.register_hook(_Hook(self, name))
+        self._note_use()
         self._active = {name: self._slots[name] for name in names}
+        self._buckets = [
+            Slots({name: self._active[name] for name in group}) for group in by_bucket(kv, names)
+        ]
+        self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.keys}
 
     def _init(self, names: list[str]) -> None:
         """Initialize keys that the store does not have yet; it has those of replaced parameters."""
@@ -259,32 +267,41 @@ class Gradients:
         self._pass.reduces = True
 
     def on_gradient(self, name: str) -> None:
-        """Push the gradient that backward has just accumulated."""
-        self._touched.add(name)
+        """Count a gradient that backward has just accumulated; the last of a bucket pushes it."""
         if not self._pass.running:
             self._begin()
-        if not self._pass.reduces or name not in self._active:
+        bucket = self._bucket_of.get(name)
+        if bucket is None:
             return
-        if name in self._pushed:
+        left, reduces = bucket.left, self._pass.reduces
+        if name in left:
+            left.remove(name)
+        elif reduces:
             raise UsageError(
                 f"backward gave two gradients to parameter {name!r}, one after another, as for a "
                 f"checkpointed part that is used twice; give checkpoint() use_reentrant=False"
             )
-        with self._device.hooks():
-            try:
-                if self._block is None:
-                    self._open()
-                self._push(name)
-            except BaseException as error:
-                self.drop(error)
-                raise
+        if reduces and not left:
+            with self._device.hooks():
+                try:
+                    self._push(bucket)
+                except BaseException as error:
+                    self.drop(error)
+                    raise
 
     def _begin(self) -> None:
         """Begin a backward pass; the pass before may have ended by an exception."""
         if self._block is not None:
             with self._device.hooks():
                 self.drop()
+        self._note_use()
         self._pass.begin()
+
+    def _note_use(self) -> None:
+        """Note the parameters that the last pass has used, and begin to count anew."""
+        for bucket in self._buckets:
+            self._touched |= bucket.given
+            bucket.begin()
 
     def _open(self) -> None:
         """Open the overlap block of this backward pass."""
@@ -295,37 +312,39 @@ class Gradients:
         block.__enter__()
         self._block = block
 
-    def _push(self, name: str) -> None:
-        """Push a gradient, from its place in the bucket."""
-        slot = self._active[name]
-        slot.take_gradient(name, as_view=self._as_view)
-        self._kv.push(name, slot.array)
-        self._pushed.add(name)
+    def _push(self, bucket: Slots) -> None:
+        """Push the gradients of a bucket, from their places."""
+        if self._block is None:
+            self._open()
+        bucket.take_gradients(as_view=self._as_view)
+        self._kv.push(bucket.keys, bucket.arrays)
+        bucket.pushed = True
 
     def _end(self) -> None:
         """End the block, and give back the gradients."""
-        if self._block is None:  # nothing to reduce, or another exception has dropped it
+        if not self._pass.reduces or not any(bucket.given for bucket in self._buckets):
             return
         self._pass.finish()
         with self._device.hooks():
             try:
-                kept = self._push_unused()
+                kept = self._push_rest()
             except BaseException as error:
                 self.drop(error)
                 raise
             block, self._block = self._block, None
-            block.__exit__(None, None, None)
+            if block is not None:
+                block.__exit__(None, None, None)
             self._device.complete(self._keys, self._counts_key)
             self.reductions += 1
             self._give_back(kept)
+        self._note_use()
         self._touched.clear()
-        self._pushed.clear()
 
     def drop(self, error: BaseException | None = None) -> None:
         """Drop the pushes of a backward pass that did not reach its end."""
         block, self._block = self._block, None
-        self._pushed.clear()
         if block is not None:
+            self._pass.reduces = False
             error = error or UsageError("the backward pass before did not reach its end")
             with suppress(type(error)):
                 block.__exit__(type(error), error, error.__traceback__)
@@ -339,8 +358,8 @@ class Gradients:
 
     # Parameters without a gradient
 
-    def _push_unused(self) -> dict[str, torch.Tensor | None]:
-        """Push what this pass has left out: earlier gradients, or zeros.
+    def _push_rest(self) -> dict[str, torch.Tensor | None]:
+        """Push the other buckets, with earlier gradients or zeros for what the pass has left out.
 
         Returns
         -------
@@ -348,26 +367,33 @@ class Gradients:
             For each parameter that no pass on this rank has used since the last reduction, its
             gradient before; it returns if no other rank has used the parameter either.
         """
-        missing = [name for name in self._active if name not in self._pushed]
+        rest = [bucket for bucket in self._buckets if not bucket.pushed]
+        missing = [name for bucket in rest for name in bucket.keys if name in bucket.left]
         if missing and not self._find_unused:
-            more = f" and {len(missing) - 1} other parameters" if len(missing) > 1 else ""
-            raise UsageError(
-                f"rank {self._kv.rank} of {self._kv.num_workers}: backward gave no gradient to "
-                f"parameter {missing[0]!r}{more}; use all parameters in the loss, freeze those by "
-                f"requires_grad_(False), or set find_unused_parameters=True{self._pass.advice}"
-            )
+            self._refuse(missing)
         kept: dict[str, torch.Tensor | None] = {}
         for name in missing:
-            slot = self._active[name]
             if name not in self._touched:
+                slot = self._active[name]
                 gradient = slot.parameter.grad
                 kept[name] = gradient.clone() if slot.holds(gradient) else gradient
-            self._push(name)
+        for bucket in rest:
+            self._push(bucket)
         if self._counting:
+            self._touched.update(*(bucket.given for bucket in self._buckets))
             used = [*(name in self._touched for name in self.parameters.by_key), True]
             self._counted.copy_(torch.tensor(used, dtype=torch.int32))
             self._kv.push(self._counts_key, self._counts)
         return kept
+
+    def _refuse(self, missing: list[str]) -> None:
+        """Refuse a pass that has left out parameters."""
+        more = f" and {len(missing) - 1} other parameters" if len(missing) > 1 else ""
+        raise UsageError(
+            f"rank {self._kv.rank} of {self._kv.num_workers}: backward gave no gradient to "
+            f"parameter {missing[0]!r}{more}; use all parameters in the loss, freeze those by "
+            f"requires_grad_(False), or set find_unused_parameters=True{self._pass.advice}"
+        )
 
     def _give_back(self, kept: Mapping[str, torch.Tensor | None]) -> None:
         """Let `.grad` of each parameter hold the result."""

@@ -72,7 +72,8 @@ class Pass:
         return "" if self._seen_outputs else f", or, if a part is checkpointed, {_REENTRANT}"
 
     def announce(self, *, reduces: bool) -> None:
-        """Let the next pass reduce, or accumulate."""
+        """Let the next pass reduce, or accumulate; a forward pass in a pass begins another."""
+        self._ending = lambda: None
         self._announced = reduces
         self._forward_task = torch._C._current_graph_task_id()
         self._seen_outputs = False

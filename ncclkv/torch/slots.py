@@ -1,7 +1,8 @@
-"""Slot: a parameter and the place of its gradient in a bucket of the store."""
+"""Slots: the parameters of a module, and the places of their gradients in a bucket of the store."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from sys import getrefcount
 from typing import Any
 
@@ -19,6 +20,7 @@ class Slot:
 
     Attributes
     ----------
+    parameter : torch.nn.Parameter
     array : ndarray
         The place, as the store's array.
     tensor : torch.Tensor
@@ -44,29 +46,29 @@ class Slot:
         """Return whether `.grad` is the view of the place."""
         return self._view.data_ptr() == self._address and gradient is self._view
 
-    def _show(self) -> None:
+    def show(self) -> None:
         """Make `.grad` the view of the place."""
         if self._view.data_ptr() != self._address:
             self._view = self.tensor.detach()
         self.parameter.grad = self._view
 
-    def take_gradient(self, name: str, *, as_view: bool) -> None:
-        """Copy `.grad` to its place, unless it is there; make `.grad` a view of it if `as_view`."""
+    def yield_place(self, name: str) -> torch.Tensor | None:
+        """Return the gradient that is to be copied to the place; None if it is there.
+
+        A missing gradient counts as zeros.
+        """
         gradient = self.parameter.grad
         if self.holds(gradient):
-            return
+            return None
         self._part(getrefcount(self._view) > self._references)
         if gradient is None:
             self.tensor.zero_()
-            return
-        if gradient.layout is not torch.strided:
+        elif gradient.layout is not torch.strided:
             raise NotSupported(
                 f"backward: the gradient of {name!r} has the layout {gradient.layout}; build the "
                 f"module with dense gradients, such as sparse=False"
             )
-        self.tensor.copy_(gradient.detach())
-        if as_view:
-            self._show()
+        return gradient
 
     def leave(self) -> None:
         """Give the parameter's gradient memory of its own: another parameter may get the place."""
@@ -85,7 +87,7 @@ class Slot:
             self._view = self.tensor.detach()
 
     def restore(self, gradient: torch.Tensor | None) -> None:
-        """Undo `take_gradient` for a parameter that no rank has used."""
+        """Undo the copy to the place for a parameter that no rank has used."""
         if gradient is not None and self.holds(self.parameter.grad):
             self.tensor.copy_(gradient)
         else:
@@ -96,8 +98,60 @@ class Slot:
         gradient = self.parameter.grad
         if as_view:
             if not self.holds(gradient):  # unused on this rank alone
-                self._show()
+                self.show()
         elif gradient is None:
             self.parameter.grad = self.tensor.clone()
         else:
             gradient.detach().copy_(self.tensor)
+
+
+class Slots:
+    """The slots of the parameters that share a bucket of the store, and are pushed together.
+
+    A hook a parameter only counts: one copy and one push of a bucket take a tenth of the time of a
+    copy and a push for each of its small parameters.
+
+    Parameters
+    ----------
+    by_key : mapping of Slot, by str
+
+    Attributes
+    ----------
+    by_key : mapping of Slot, by str
+    keys : list of str
+    arrays : list of ndarray
+        The places, in the order of the keys.
+    left : set of str
+        The keys whose gradients the present pass has not given yet.
+    pushed : bool
+        Whether the present pass has pushed the bucket.
+    """
+
+    def __init__(self, by_key: Mapping[str, Slot]) -> None:
+        self.by_key = by_key
+        self.keys = [*by_key]
+        self.arrays = [slot.array for slot in by_key.values()]
+        self._all = frozenset(self.keys)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a pass."""
+        self.left = {*self._all}
+        self.pushed = False
+
+    @property
+    def given(self) -> set[str]:
+        """Return the keys whose gradients the present pass has given."""
+        return {*(self._all - self.left)}
+
+    def take_gradients(self, *, as_view: bool) -> None:
+        """Copy each `.grad` to its place, unless it is there; make it a view of it if `as_view`."""
+        found = [(slot, slot.yield_place(key)) for key, slot in self.by_key.items()]
+        copied = [(slot, gradient) for slot, gradient in found if gradient is not None]
+        if not copied:
+            return
+        with torch.no_grad():
+            torch._foreach_copy_([slot.tensor for slot, _ in copied], [each for _, each in copied])
+        if as_view:
+            for slot, _ in copied:
+                slot.show()

@@ -70,7 +70,7 @@ class Place(gradients.Slot):
         self.parameter, self.array = parameter, array
         self._torch = RANKS[array.data.mem._owner.streams.device]
 
-    def take_gradient(self, name: str, *, as_view: bool) -> None:
+    def yield_place(self, name: str) -> None:
         streams = self._torch.worker.streams
         with streams.on(self._torch.current):
             streams.write(self.array, self.parameter.grad.numpy())
