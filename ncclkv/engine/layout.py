@@ -40,6 +40,8 @@ class Layout:
         Size of the buckets.
     share_weights : bool
         Whether the ranks of a node with shared memory share the weights of new buckets.
+    has_values : bool
+        Whether keys have values; else new keys have a slot at once, for their sums alone.
     pending : dict of ndarray
         The values of keys that have no slot yet.
     pending_bytes : int
@@ -62,6 +64,7 @@ class Layout:
         self.sizing = sizing
         self.share_weights = share_weights
         self.multiple = multiple
+        self.has_values = True
         self.pending: dict[Key, Array] = {}
         self.pending_bytes = 0
         self._comm = comm
@@ -76,6 +79,8 @@ class Layout:
         self.pending.update((spec.key, value) for spec, value in zip(specs, values, strict=True))
         self.registry.add(specs)
         self.pending_bytes += sum(spec.nbytes for spec in specs)
+        if not self.has_values:
+            self.seal()
 
     @property
     def sealed(self) -> bool:
@@ -95,7 +100,7 @@ class Layout:
                 entry.key: Slot(state, entry) for state in states for entry in state.bucket.entries
             }
             memory = BucketMemory([*self.states, *states])
-            for key, slot in slots.items():
+            for key, slot in slots.items() if self.has_values else ():
                 self._comm.kernels.pack(self.pending[key], slot.weight)
             for state in states:
                 self._allocate(state)
@@ -138,7 +143,12 @@ class Layout:
                 f"storage {bucket.storage!r} of keys is not in this version; use {DENSE!r}"
             )
         return BucketState(
-            bucket, self._comm, self._reduction, to=to, share_weights=self.share_weights
+            bucket,
+            self._comm,
+            self._reduction,
+            to=to,
+            share_weights=self.share_weights,
+            has_values=self.has_values,
         )
 
     def unshare_weights(self) -> None:

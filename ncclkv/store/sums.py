@@ -1,13 +1,35 @@
-"""Sums: how the keys of a store lie in its buckets, for programs that push whole buckets."""
+"""Sums: stores whose keys have sums alone, and keys by bucket, to push whole buckets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ncclkv.store.kvstore import KVStore
+from ncclkv.typing import Op
 
 KeyT = TypeVar("KeyT", int, str)
+
+
+def keep_sums(kv: KVStore) -> None:
+    """Let a store without keys have keys of sums alone, made by `init_sums`; collective.
+
+    The sum of a push stays in the key's gradient, where `KVStore.grad_view` shows it after a wait.
+    """
+    kv._updaters.keep_sums()
+
+
+def init_sums(kv: KVStore, keys: list[KeyT], like: list[Any], op: Op = "sum") -> None:
+    """Make keys of the shapes and dtypes of arrays, without memory for values; collective."""
+    kv._registration.initialize_sums(keys, like, op)
+
+
+def settle(kv: KVStore, keys: list[KeyT]) -> None:
+    """Flush keys, and let later work wait for their sums; collective.
+
+    As `KVStore.wait`, but on a GPU the host waits for nothing.
+    """
+    kv._waiting.wait_for(keys, blocks=False)
 
 
 def by_bucket(kv: KVStore, keys: Iterable[KeyT]) -> list[list[KeyT]]:

@@ -27,15 +27,18 @@ class Waiting(Component):
         self._last: tuple[list[Key], _Target] | None = None
         self._waiting = self._session.verb("wait", allowed_inside=(IN_UNEVEN,), raises=True)
 
-    def wait_for(self, key: Any) -> None:
-        """Flush a key, a list of keys, or all keys, and wait until the flush is done."""
+    def wait_for(self, key: Any, *, blocks: bool = True) -> None:
+        """Flush a key, a list of keys, or all keys, and wait until the flush is done.
+
+        On a GPU only later work waits, and not the host, unless `blocks`.
+        """
         with self._waiting:
             if key is None:
                 self._wait_for_all("wait")
                 return
             keys, states, logged = self._cached_target(key) or self._new_target(key)
             self._calls.record("wait", (), keys, logged)
-            self._engine.wait(states)
+            (self._engine.wait if blocks else self._engine.settle)(states)
             if self._context.verify is not None:
                 self._context.verify.settled(keys)
 

@@ -13,7 +13,8 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 import ncclkv
 from ncclkv.errors import NotSupported, UsageError
-from ncclkv.torch.buffers import Buffers, Updater, follow_once
+from ncclkv.store.sums import keep_sums
+from ncclkv.torch.buffers import Buffers, follow_once
 from ncclkv.torch.devices import device_of
 from ncclkv.torch.gradients import Gradients, check_unwrapped
 from ncclkv.torch.parameters import Parameters, ignored_names
@@ -162,17 +163,15 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         self.training = module.training
         first = next(iter(parameters.by_key.values()))
         self.kvstore = kv = _store(kvstore, "dist_sync" if first.device.type == "cpu" else "nccl")
-        updater = Updater()
-        kv.set_updater(updater)
+        keep_sums(kv)
         self._device = device_of(kv, first)
         with self._device.calls():
-            self._following = Buffers(kv, module, buffers, updater) if broadcast_buffers else None
+            self._following = Buffers(kv, module, buffers) if broadcast_buffers else None
             # Before the values: ranks that wrap different modules find it by their keys.
             self._gradients = Gradients(
                 kv,
                 self._device,
                 parameters,
-                updater,
                 "avg" if average else "sum",
                 find_unused=find_unused_parameters,
                 as_view=gradient_as_view,

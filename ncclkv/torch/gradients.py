@@ -14,8 +14,8 @@ import torch
 
 from ncclkv.errors import OrderMismatch, UsageError
 from ncclkv.store.kvstore import KVStore
-from ncclkv.store.sums import by_bucket
-from ncclkv.torch.buffers import Updater, follow_once
+from ncclkv.store.sums import by_bucket, init_sums, settle
+from ncclkv.torch.buffers import follow_once
 from ncclkv.torch.devices import Device
 from ncclkv.torch.parameters import Parameters
 from ncclkv.torch.passes import Pass
@@ -97,16 +97,14 @@ class Gradients:
 
     Hooks of the nodes that accumulate gradients count.  The last hook of a bucket pushes it.  The
     first push of a backward pass opens an overlap block, and a callback at the end of the pass ends
-    it.  The store's updater leaves each sum in the bucket's gradients, which `.grad` is a view of.
-    So nothing is copied back.
+    it.  The store leaves each sum in the place of the gradient, which `.grad` is a view of.  So
+    nothing is copied back.
 
     Parameters
     ----------
     kv : KVStore
     device : Device
     parameters : Parameters
-    updater : Updater
-        The updater of the store.
     op : {"avg", "sum"}
     find_unused : bool
         Whether a backward pass may leave out parameters that require a gradient.
@@ -128,7 +126,6 @@ class Gradients:
         kv: KVStore,
         device: Device,
         parameters: Parameters,
-        updater: Updater,
         op: str,
         *,
         find_unused: bool,
@@ -139,7 +136,6 @@ class Gradients:
         self._pass = Pass(self._end)
         self._kv, self._device = kv, device
         self.parameters = parameters
-        self._updater = updater
         self._op: Any = op
         self._find_unused = find_unused
         self._as_view = as_view
@@ -228,8 +224,7 @@ class Gradients:
         """Initialize keys that the store does not have yet; it has those of replaced parameters."""
         new = [name for name in names if name not in self._initialized]
         if new:
-            self._updater.kept.update(new)
-            self._kv.init(new, [self.parameters.by_key[name] for name in new], op=self._op)
+            init_sums(self._kv, new, [self.parameters.by_key[name] for name in new], self._op)
             self._initialized.update(new)
 
     def _make_counts(self) -> None:
@@ -237,8 +232,7 @@ class Gradients:
         size = len(self.parameters.by_key) + 1
         self._counts_key = key = f"{COUNTS}, {size}"
         if key not in self._initialized:
-            self._updater.kept.add(key)
-            self._kv.init(key, np.zeros(size, np.int32))
+            init_sums(self._kv, [key], [np.zeros(size, np.int32)])
             self._initialized.add(key)
         self._counts = self._kv.grad_view(key)
         at = next(iter(self.parameters.by_key.values())).device
@@ -334,7 +328,7 @@ class Gradients:
             block, self._block = self._block, None
             if block is not None:
                 block.__exit__(None, None, None)
-            self._device.complete(self._keys, self._counts_key)
+            settle(self._kv, self._keys)
             self.reductions += 1
             self._give_back(kept)
         self._note_use()

@@ -218,9 +218,9 @@ MUTANTS = (
     ),
     Mutant(
         name="host-waits-in-backward",
-        file=DEVICES,
-        old="        self._kv.pull(last)\n",
-        new="        self._kv.wait(keys)\n",
+        file=GRADIENTS,
+        old="            settle(self._kv, self._keys)\n",
+        new="            self._kv.wait(self._keys)\n",
         why="the host prepares no step while the GPU computes",
         tests=(Selection("2", "nccl/test_standin_modules.py", "ordered_by_streams"),),
     ),

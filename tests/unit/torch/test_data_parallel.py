@@ -251,7 +251,23 @@ def test_quantised_buffers_are_refused(broadcast: bool) -> None:
 def test_own_keys_of_the_program_are_refused() -> None:
     model = DataParallel(torch.nn.Linear(2, 1), "local")
     kv = model.kvstore
-    kv.init("own", np.zeros(2))
     with pytest.raises(UsageError, match="key 'own' is not of the module .* another store"):
-        kv.pushpull("own", np.ones(2), out=np.empty(2))
+        kv.init("own", np.zeros(2))
+    with pytest.raises(UsageError, match="key 'own' is not of the module .* another store"):
+        kv.broadcast("own", np.zeros(2), np.zeros(2))
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
+    model.close()
+
+
+def test_updaters_of_the_program_are_refused() -> None:
+    model = DataParallel(torch.nn.Linear(2, 1), "local")
+    for set_updater in (
+        lambda: model.kvstore.set_updater(lambda *_: None),
+        lambda: model.kvstore.set_optimizer(ncclkv.optimizer.create("sgd")),
+    ):
+        with pytest.raises(UsageError, match="no values to update, .*; create another store"):
+            set_updater()
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
     model.close()
