@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
+from operator import attrgetter
 from typing import Any
 from warnings import warn
 from weakref import WeakSet, finalize, ref
@@ -33,6 +34,8 @@ _CREATE_GRAPH = (
     "graph, so nothing can be differentiated through it; call "
     "torch.autograd.grad(loss, parameters, create_graph=True) for a graph of this rank's gradients"
 )
+
+_requires_grad = attrgetter("requires_grad")
 
 _OPEN: WeakSet[Gradients] = WeakSet()
 """The gradients that hooks still reduce."""
@@ -141,6 +144,7 @@ class Gradients:
         self._as_view = as_view
         self._slots: dict[str, Slot] = {}
         self._active: dict[str, Slot] = {}
+        self._flags: list[bool] | None = None
         self._buckets: list[Slots] = []
         self._bucket_of: dict[str, Slots] = {}
         self._touched: set[str] = set()
@@ -176,7 +180,7 @@ class Gradients:
         for key in gone:
             self._leave(key)
         if new or gone:
-            self._active = {}  # a key may have another parameter now
+            self._flags = None  # a key may have another parameter now
         try:
             self._follow_flags()
             self._make_counts()
@@ -199,9 +203,10 @@ class Gradients:
     def _follow_flags(self) -> None:
         """Follow changes of ``requires_grad``."""
         kv, parameters = self._kv, self.parameters.by_key
-        names = [name for name, each in parameters.items() if each.requires_grad]
-        if names == list(self._active):
+        flags = [*map(_requires_grad, parameters.values())]
+        if flags == self._flags:
             return
+        names = [name for name, each in parameters.items() if each.requires_grad]
         # Backward computes the last parameters first: they get the buckets that are launched first.
         new = [name for name in reversed(names) if name not in self._slots]
         if new:
@@ -219,6 +224,7 @@ class Gradients:
             Slots({name: self._active[name] for name in group}) for group in by_bucket(kv, names)
         ]
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.keys}
+        self._flags = flags
 
     def _init(self, names: list[str]) -> None:
         """Initialize keys that the store does not have yet; it has those of replaced parameters."""
@@ -256,13 +262,13 @@ class Gradients:
 
     def on_output(self) -> None:
         """Begin a backward pass that reduces, if it has not begun."""
-        if not self._pass.running:
+        if self._pass.ending() is None:
             self._begin()
         self._pass.reduces = True
 
     def on_gradient(self, name: str) -> None:
         """Count a gradient that backward has just accumulated; the last of a bucket pushes it."""
-        if not self._pass.running:
+        if self._pass.ending() is None:
             self._begin()
         bucket = self._bucket_of.get(name)
         if bucket is None:
@@ -394,12 +400,11 @@ class Gradients:
         skipped = self._kv.skipped > self._skipped
         *used_by, ranks = self._counted.tolist() if self._counting else (0,)
         used = dict(zip(self.parameters.by_key, used_by, strict=self._counting))
-        for name, slot in self._active.items():
-            if self.divides_by_all:
-                slot.tensor.mul_(ranks / self._kv.num_workers)
+        unused = {name: gradient for name, gradient in kept.items() if not used[name]}
+        for bucket in self._buckets:
             if skipped:  # no rank has the sums: an optimizer leaves out parameters without gradient
-                slot.parameter.grad = None
-            elif name in kept and not used[name]:
-                slot.restore(kept[name])
-            else:
-                slot.give_back(as_view=self._as_view)
+                bucket.drop_gradients()
+                continue
+            if self.divides_by_all:
+                bucket.multiply(ranks / self._kv.num_workers)
+            bucket.give_back(unused, as_view=self._as_view)

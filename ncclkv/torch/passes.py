@@ -51,20 +51,17 @@ class Pass:
     ----------
     reduces : bool
         Whether the pass reduces; if not, it accumulates on this rank.
+    ending : callable
+        Returns None unless a pass has begun, and neither ended nor been left by an exception.
     """
 
     def __init__(self, end: Callable[[], object]) -> None:
         self.reduces = False
         self._end = WeakMethod(end)
-        self._ending: Callable[[], object] = lambda: None
+        self.ending: Callable[[], object] = lambda: None
         self._announced = False
         self._forward_task = self._task = self._last_task = -1
         self._seen_outputs = False
-
-    @property
-    def running(self) -> bool:
-        """Return whether a pass has begun, and neither ended nor been left by an exception."""
-        return self._ending() is not None
 
     @property
     def advice(self) -> str:
@@ -73,7 +70,7 @@ class Pass:
 
     def announce(self, *, reduces: bool) -> None:
         """Let the next pass reduce, or accumulate; a forward pass in a pass begins another."""
-        self._ending = lambda: None
+        self.ending = lambda: None
         self._announced = reduces
         self._forward_task = torch._C._current_graph_task_id()
         self._seen_outputs = False
@@ -104,7 +101,7 @@ class Pass:
         # torch calls it at the end of the task that calls the present hook, and only releases it
         # when an exception ends the task: the next pass must not push into the block of this pass.
         end = self._end()  # this very object, which only torch keeps
-        self._ending = ref(end)
+        self.ending = ref(end)
         Variable._execution_engine.queue_callback(end)
 
     def finish(self) -> None:

@@ -57,10 +57,11 @@ class Slot:
 
         A missing gradient counts as zeros.
         """
-        gradient = self.parameter.grad
-        if self.holds(gradient):
+        gradient, view = self.parameter.grad, self._view
+        if gradient is view and self.holds(gradient):
             return None
-        self._part(getrefcount(self._view) > self._references)
+        if getrefcount(view) > self._references + 1:
+            self._part()
         if gradient is None:
             self.tensor.zero_()
         elif gradient.layout is not torch.strided:
@@ -72,15 +73,15 @@ class Slot:
 
     def leave(self) -> None:
         """Give the parameter's gradient memory of its own: another parameter may get the place."""
-        shown = self.holds(self.parameter.grad)
-        self._part(shown or getrefcount(self._view) > self._references)
+        if self.holds(self.parameter.grad) or getrefcount(self._view) > self._references:
+            self._part()
 
-    def _part(self, held: bool) -> None:
-        """Give the view memory of its own if the program holds it, as after ``zero_grad()``.
+    def _part(self) -> None:
+        """Give the view memory of its own: the program holds it, as after ``zero_grad()``.
 
         The next gradient would replace its numbers otherwise.
         """
-        if held and self._view.data_ptr() == self._address:
+        if self._view.data_ptr() == self._address:
             self._view.data = self.tensor.clone()
             # Also a version of its own: backward refuses graphs with the view after later writes.
             self.tensor = self.tensor.data
@@ -95,14 +96,12 @@ class Slot:
 
     def give_back(self, *, as_view: bool) -> None:
         """Let `.grad` hold the reduced gradient: as the view, or as a copy."""
-        gradient = self.parameter.grad
-        if as_view:
-            if not self.holds(gradient):  # unused on this rank alone
-                self.show()
-        elif gradient is None:
-            self.parameter.grad = self.tensor.clone()
-        else:
-            gradient.detach().copy_(self.tensor)
+        if not as_view:
+            if self.parameter.grad is None:
+                self.parameter.grad = torch.empty_like(self.tensor)
+            self.parameter.grad.detach().copy_(self.tensor)
+        elif self.parameter.grad is not self._view:  # unused on this rank alone
+            self.show()
 
 
 class Slots:
@@ -155,3 +154,23 @@ class Slots:
         if as_view:
             for slot, _ in copied:
                 slot.show()
+
+    def multiply(self, factor: float) -> None:
+        """Multiply the sums."""
+        torch._foreach_mul_([slot.tensor for slot in self.by_key.values()], factor)
+
+    def drop_gradients(self) -> None:
+        """Leave each parameter without a gradient."""
+        for slot in self.by_key.values():
+            slot.parameter.grad = None
+
+    def give_back(self, unused: Mapping[str, torch.Tensor | None], *, as_view: bool) -> None:
+        """Let each `.grad` hold the sum, as the place's view or as a copy.
+
+        A parameter that no rank has used gets its gradient before.
+        """
+        for key, slot in self.by_key.items():
+            if key in unused:
+                slot.restore(unused[key])
+            else:
+                slot.give_back(as_view=as_view)

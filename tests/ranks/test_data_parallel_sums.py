@@ -9,7 +9,7 @@ import pytest
 import ncclkv
 from ncclkv.errors import Divergence
 from tests.harness.context import context_of
-from tests.harness.modules import MEAN_RANK, RANK, SIZE, Branches, Wrap, gradient, linear
+from tests.harness.modules import MEAN_RANK, RANK, SIZE, Branches, gradient, linear
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         name="uneven-averages-by-the-ranks-that-train",
         file=GRADIENTS,
-        old="                slot.tensor.mul_(ranks / self._kv.num_workers)\n",
+        old="                bucket.multiply(ranks / self._kv.num_workers)\n",
         new="                pass\n",
         why="the last samples of the longest rank count more than the others",
         tests=(Selection("0", JOINED, "averages_divide", ranks=3),),
@@ -130,9 +130,9 @@ MUTANTS = (
     ),
     Mutant(
         name="unused-parameters-get-zeros",
-        file=GRADIENTS,
-        old="            elif name in kept and not used[name]:\n",
-        new="            elif False:\n",
+        file=SLOTS,
+        old="            if key in unused:\n",
+        new="            if False:\n",
         why="momentum and weight decay move weights that no rank has used",
         tests=(Selection("0", MODULES, "some_ranks_or_no_rank", ranks=3),),
     ),
@@ -179,8 +179,8 @@ MUTANTS = (
     Mutant(
         name="held-gradients-overwritten",
         file=SLOTS,
-        old="        self._part(getrefcount(self._view) > self._references)\n        if",
-        new="        if",
+        old="        if getrefcount(view) > self._references + 1:\n",
+        new="        if False:\n",
         why="gradients of several losses, kept to be compared, become the last of them",
         tests=(Selection("0", "ranks/test_data_parallel_held.py", "keeps_its_numbers", ranks=3),),
     ),
