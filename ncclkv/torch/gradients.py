@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from operator import attrgetter
 from typing import Any
@@ -71,28 +71,42 @@ def _accumulation_of(parameter: torch.nn.Parameter) -> torch.autograd.graph.Node
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]
 
 
-class _Hook:
-    """The hook of a parameter, which does not keep the gradients.
+def _hook(
+    gradients: ref[Gradients], present: Pass, left: set[str], name: str
+) -> Callable[..., None]:
+    """Return the hook of a parameter, which counts its gradient.
 
-    torch's graphs keep hooks where Python's garbage collector does not look.  So a hook that kept
-    the store would keep it as long as the program keeps a loss, or the module.
+    torch's graphs keep hooks where Python's garbage collector does not look.  A hook that kept the
+    store would keep it as long as the program keeps a loss, or the module.  A pass calls all hooks,
+    so a hook is one function, which calls others only at the ends of passes and buckets.
     """
 
-    def __init__(self, gradients: Gradients, name: str) -> None:
-        self._gradients = ref(gradients)
-        self._name = name
+    def count(*_: object) -> None:
+        if present.ending() is None:
+            owner = gradients()
+            if owner is None:
+                return
+            owner.begin()
+        if name in left:
+            left.remove(name)
+        elif present.reduces:
+            raise UsageError(
+                f"backward gave two gradients to parameter {name!r}, one after another, as for a "
+                f"checkpointed part that is used twice; give checkpoint() use_reentrant=False"
+            )
+        if not left and present.reduces:
+            owner = gradients()
+            if owner is not None:
+                owner.on_full_bucket(name)
 
-    def __call__(self, *_: object) -> None:
-        """Push the gradient, unless the wrapper was dropped."""
-        gradients = self._gradients()
-        if gradients is not None:
-            gradients.on_gradient(self._name)
+    return count
 
 
-def _remove(hooks: Mapping[str, torch.utils.hooks.RemovableHandle]) -> None:
+def _remove(hooks: dict[str, torch.utils.hooks.RemovableHandle]) -> None:
     """Remove hooks from the graph."""
     for hook in hooks.values():
         hook.remove()
+    hooks.clear()
 
 
 class Gradients:
@@ -196,7 +210,6 @@ class Gradients:
         self._note_use()
         self._touched.discard(key)
         if key in self._slots:
-            self._hooks.pop(key).remove()
             del self._nodes[key]
             self._slots.pop(key).leave()
 
@@ -216,14 +229,17 @@ class Gradients:
         for name in new:
             parameter = parameters[name]
             self._slots[name] = Slot(parameter, kv.grad_view(name), name, alike=alike)
-            self._nodes[name] = node = _accumulation_of(parameter)
-            self._hooks[name] = node.register_hook(_Hook(self, name))
+            self._nodes[name] = _accumulation_of(parameter)
         self._note_use()
         self._active = {name: self._slots[name] for name in names}
         self._buckets = [
             Slots({name: self._active[name] for name in group}) for group in by_bucket(kv, names)
         ]
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.keys}
+        _remove(self._hooks)
+        for name, bucket in self._bucket_of.items():
+            hook = _hook(ref(self), self._pass, bucket.left, name)
+            self._hooks[name] = self._nodes[name].register_hook(hook)
         self._flags = flags
 
     def _init(self, names: list[str]) -> None:
@@ -263,33 +279,19 @@ class Gradients:
     def on_output(self) -> None:
         """Begin a backward pass that reduces, if it has not begun."""
         if self._pass.ending() is None:
-            self._begin()
+            self.begin()
         self._pass.reduces = True
 
-    def on_gradient(self, name: str) -> None:
-        """Count a gradient that backward has just accumulated; the last of a bucket pushes it."""
-        if self._pass.ending() is None:
-            self._begin()
-        bucket = self._bucket_of.get(name)
-        if bucket is None:
-            return
-        left, reduces = bucket.left, self._pass.reduces
-        if name in left:
-            left.remove(name)
-        elif reduces:
-            raise UsageError(
-                f"backward gave two gradients to parameter {name!r}, one after another, as for a "
-                f"checkpointed part that is used twice; give checkpoint() use_reentrant=False"
-            )
-        if reduces and not left:
-            with self._device.hooks():
-                try:
-                    self._push(bucket)
-                except BaseException as error:
-                    self.drop(error)
-                    raise
+    def on_full_bucket(self, name: str) -> None:
+        """Push the bucket of a parameter, all of whose gradients backward has accumulated."""
+        with self._device.hooks():
+            try:
+                self._push(self._bucket_of[name])
+            except BaseException as error:
+                self.drop(error)
+                raise
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Begin a backward pass; the pass before may have ended by an exception."""
         if self._block is not None:
             with self._device.hooks():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter, is_
 from sys import getrefcount
 from typing import Any
 
@@ -26,6 +27,10 @@ class Slot:
     tensor : torch.Tensor
         The place, as a tensor that only this object has.  `.grad` is another tensor of the same
         memory: programs, and ``Module.to``, replace its ``data``.
+    view : torch.Tensor
+        This other tensor.
+    references : int
+        The references to `view` while the program holds none, by ``getrefcount(slot.view)``.
     """
 
     def __init__(
@@ -39,28 +44,28 @@ class Slot:
         if alike and torch.empty_like(parameter).stride() == strides:  # dense, without overlaps
             self.tensor = self.tensor.as_strided(parameter.shape, strides)
         self._address = self.tensor.data_ptr()
-        self._view = self.tensor.detach()
-        self._references = getrefcount(self._view)  # while the program holds none
+        self.view = self.tensor.detach()
+        self.references = getrefcount(self.view)
 
     def holds(self, gradient: torch.Tensor | None) -> bool:
         """Return whether `.grad` is the view of the place."""
-        return self._view.data_ptr() == self._address and gradient is self._view
+        return self.view.data_ptr() == self._address and gradient is self.view
 
     def show(self) -> None:
         """Make `.grad` the view of the place."""
-        if self._view.data_ptr() != self._address:
-            self._view = self.tensor.detach()
-        self.parameter.grad = self._view
+        if self.view.data_ptr() != self._address:
+            self.view = self.tensor.detach()
+        self.parameter.grad = self.view
 
     def yield_place(self, name: str) -> torch.Tensor | None:
         """Return the gradient that is to be copied to the place; None if it is there.
 
         A missing gradient counts as zeros.
         """
-        gradient, view = self.parameter.grad, self._view
+        gradient, view = self.parameter.grad, self.view
         if gradient is view and self.holds(gradient):
             return None
-        if getrefcount(view) > self._references + 1:
+        if getrefcount(view) > self.references + 1:
             self._part()
         if gradient is None:
             self.tensor.zero_()
@@ -73,7 +78,7 @@ class Slot:
 
     def leave(self) -> None:
         """Give the parameter's gradient memory of its own: another parameter may get the place."""
-        if self.holds(self.parameter.grad) or getrefcount(self._view) > self._references:
+        if self.holds(self.parameter.grad) or getrefcount(self.view) > self.references:
             self._part()
 
     def _part(self) -> None:
@@ -81,11 +86,11 @@ class Slot:
 
         The next gradient would replace its numbers otherwise.
         """
-        if self._view.data_ptr() == self._address:
-            self._view.data = self.tensor.clone()
+        if self.view.data_ptr() == self._address:
+            self.view.data = self.tensor.clone()
             # Also a version of its own: backward refuses graphs with the view after later writes.
             self.tensor = self.tensor.data
-            self._view = self.tensor.detach()
+            self.view = self.tensor.detach()
 
     def restore(self, gradient: torch.Tensor | None) -> None:
         """Undo the copy to the place for a parameter that no rank has used."""
@@ -100,7 +105,7 @@ class Slot:
             if self.parameter.grad is None:
                 self.parameter.grad = torch.empty_like(self.tensor)
             self.parameter.grad.detach().copy_(self.tensor)
-        elif self.parameter.grad is not self._view:  # unused on this rank alone
+        elif self.parameter.grad is not self.view:  # unused on this rank alone
             self.show()
 
 
@@ -130,29 +135,34 @@ class Slots:
         self.by_key = by_key
         self.keys = [*by_key]
         self.arrays = [slot.array for slot in by_key.values()]
-        self._all = frozenset(self.keys)
-        self.begin()
+        self.left = {*by_key}
+        self.pushed = False
 
     def begin(self) -> None:
         """Begin a pass."""
-        self.left = {*self._all}
+        self.left.update(self.by_key)
         self.pushed = False
 
     @property
     def given(self) -> set[str]:
         """Return the keys whose gradients the present pass has given."""
-        return {*(self._all - self.left)}
+        return self.by_key.keys() - self.left
 
     def take_gradients(self, *, as_view: bool) -> None:
         """Copy each `.grad` to its place, unless it is there; make it a view of it if `as_view`."""
-        found = [(slot, slot.yield_place(key)) for key, slot in self.by_key.items()]
-        copied = [(slot, gradient) for slot, gradient in found if gradient is not None]
-        if not copied:
+        slots = [*self.by_key.values()]
+        gradients = [slot.parameter.grad for slot in slots]
+        if not _are_new(slots, gradients):
+            found = [slot.yield_place(key) for key, slot in self.by_key.items()]
+            pairs = zip(slots, found, strict=True)
+            slots = [slot for slot, gradient in pairs if gradient is not None]
+            gradients = [gradient for gradient in found if gradient is not None]
+        if not slots:
             return
         with torch.no_grad():
-            torch._foreach_copy_([slot.tensor for slot, _ in copied], [each for _, each in copied])
+            torch._foreach_copy_([slot.tensor for slot in slots], gradients)
         if as_view:
-            for slot, _ in copied:
+            for slot in slots:
                 slot.show()
 
     def multiply(self, factor: float) -> None:
@@ -174,3 +184,18 @@ class Slots:
                 slot.restore(unused[key])
             else:
                 slot.give_back(as_view=as_view)
+
+
+_view_of, _layout_of = attrgetter("view"), attrgetter("layout")
+
+
+def _are_new(slots: list[Slot], gradients: list[Any]) -> bool:
+    """Return whether all gradients are dense new tensors, and the program holds no view of a place.
+
+    So they are in a pass after ``zero_grad()``.  The loops run in C, as each such pass makes them.
+    """
+    views = [*map(_view_of, slots)]
+    held = max(map(getrefcount, views)) > slots[0].references + 1  # that of the list
+    if held or type(None) in map(type, gradients) or any(map(is_, gradients, views)):
+        return False
+    return {*map(_layout_of, gradients)} == {torch.strided}

@@ -68,6 +68,7 @@ class Place(gradients.Slot):
 
     def __init__(self, parameter: Any, array: Any, name: str, *, alike: bool) -> None:
         self.parameter, self.array = parameter, array
+        self.view, self.references = None, 0  # each gradient is written by itself
         self._torch = RANKS[array.data.mem._owner.streams.device]
 
     def yield_place(self, name: str) -> None:

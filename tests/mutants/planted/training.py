@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         name="accumulation-is-reduced",
         file=GRADIENTS,
-        old="        if reduces and not left:\n",
+        old="        if not left and present.reduces:\n",
         new="        if not left:\n",
         why="no_sync reduces each time, at the cost of all passes",
         tests=(Selection("0", MODULES, "no_sync", ranks=3),),
@@ -163,8 +163,8 @@ MUTANTS = (
     Mutant(
         name="pushes-before-hooks-of-the-program",
         file=GRADIENTS,
-        old="node.register_hook(",
-        new="parameter.register_post_accumulate_grad_hook(",
+        old="self._nodes[name].register_hook(",
+        new="self._slots[name].parameter.register_post_accumulate_grad_hook(",
         why="a hook that clips gradients writes into a bucket that is being reduced",
         tests=(Selection("0", HOOKS, "sees_the_ranks_own", ranks=3),),
     ),
@@ -179,8 +179,8 @@ MUTANTS = (
     Mutant(
         name="held-gradients-overwritten",
         file=SLOTS,
-        old="        if getrefcount(view) > self._references + 1:\n",
-        new="        if False:\n",
+        old="    held = max(map(getrefcount, views)) > slots[0].references + 1",
+        new="    held = False",
         why="gradients of several losses, kept to be compared, become the last of them",
         tests=(Selection("0", "ranks/test_data_parallel_held.py", "keeps_its_numbers", ranks=3),),
     ),
@@ -195,8 +195,8 @@ MUTANTS = (
     Mutant(
         name="hooks-keep-the-store",
         file=GRADIENTS,
-        old="        self._gradients = ref(gradients)\n",
-        new="        self._gradients = lambda: gradients\n",
+        old="_hook(ref(self), ",
+        new="_hook(lambda: self, ",
         why="a store lives as long as a loss that its module has computed",
         tests=(Selection("0", "unit/torch/test_data_parallel_freed.py", "outlives"),),
     ),
