@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from ncclkv.store.kvstore import KVStore
+from ncclkv.table.registry import Key
 from ncclkv.typing import Op
 
 KeyT = TypeVar("KeyT", int, str)
@@ -22,6 +23,33 @@ def keep_sums(kv: KVStore) -> None:
 def init_sums(kv: KVStore, keys: list[KeyT], like: list[Any], op: Op = "sum") -> None:
     """Make keys of the shapes and dtypes of arrays, without memory for values; collective."""
     kv._registration.initialize_sums(keys, like, op)
+
+
+class InPlace:
+    """A push of several keys from their places; the arguments are checked once.
+
+    Parameters
+    ----------
+    kv : KVStore
+    keys : list of int or str
+
+    Attributes
+    ----------
+    places : list of ndarray
+        As by `KVStore.grad_view`, in the order of the keys.
+    """
+
+    def __init__(self, kv: KVStore, keys: list[KeyT]) -> None:
+        self.places = [kv.grad_view(key) for key in keys]
+        values: dict[Key, list[Any]] = {
+            key: [place] for key, place in zip(keys, self.places, strict=True)
+        }
+        self._planned = kv._context.engine.plan_push(values)
+        self._transfers = kv._transfers
+
+    def push(self) -> None:
+        """Push the keys; collective."""
+        self._transfers.push_in_place(*self._planned)
 
 
 def settle(kv: KVStore, keys: list[KeyT]) -> None:

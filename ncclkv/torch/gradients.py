@@ -15,7 +15,7 @@ import torch
 
 from ncclkv.errors import OrderMismatch, UsageError
 from ncclkv.store.kvstore import KVStore
-from ncclkv.store.sums import by_bucket, init_sums, settle
+from ncclkv.store.sums import InPlace, by_bucket, init_sums, settle
 from ncclkv.torch.buffers import follow_once
 from ncclkv.torch.devices import Device
 from ncclkv.torch.parameters import Parameters
@@ -233,9 +233,10 @@ class Gradients:
         self._note_use()
         self._active = {name: self._slots[name] for name in names}
         self._buckets = [
-            Slots({name: self._active[name] for name in group}) for group in by_bucket(kv, names)
+            Slots({name: self._active[name] for name in group}, InPlace(kv, group))
+            for group in by_bucket(kv, names)
         ]
-        self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.keys}
+        self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.by_key}
         _remove(self._hooks)
         for name, bucket in self._bucket_of.items():
             hook = _hook(ref(self), self._pass, bucket.left, name)
@@ -319,7 +320,7 @@ class Gradients:
         if self._block is None:
             self._open()
         bucket.take_gradients(as_view=self._as_view)
-        self._kv.push(bucket.keys, bucket.arrays)
+        bucket.sums.push()
         bucket.pushed = True
 
     def _end(self) -> None:
@@ -370,7 +371,7 @@ class Gradients:
             gradient before; it returns if no other rank has used the parameter either.
         """
         rest = [bucket for bucket in self._buckets if not bucket.pushed]
-        missing = [name for bucket in rest for name in bucket.keys if name in bucket.left]
+        missing = [name for bucket in rest for name in bucket.by_key if name in bucket.left]
         if missing and not self._find_unused:
             self._refuse(missing)
         kept: dict[str, torch.Tensor | None] = {}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ncclkv.errors import NotSupported
+from ncclkv.store.sums import InPlace
 from ncclkv.torch.views import as_tensor
 
 
@@ -118,23 +119,22 @@ class Slots:
     Parameters
     ----------
     by_key : mapping of Slot, by str
+    sums : InPlace
+        The push of all keys of `by_key`.
 
     Attributes
     ----------
     by_key : mapping of Slot, by str
-    keys : list of str
-    arrays : list of ndarray
-        The places, in the order of the keys.
+    sums : InPlace
     left : set of str
         The keys whose gradients the present pass has not given yet.
     pushed : bool
         Whether the present pass has pushed the bucket.
     """
 
-    def __init__(self, by_key: Mapping[str, Slot]) -> None:
+    def __init__(self, by_key: Mapping[str, Slot], sums: InPlace) -> None:
         self.by_key = by_key
-        self.keys = [*by_key]
-        self.arrays = [slot.array for slot in by_key.values()]
+        self.sums = sums
         self.left = {*by_key}
         self.pushed = False
 
