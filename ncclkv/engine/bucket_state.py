@@ -49,6 +49,8 @@ class BucketState:
     share_weights : bool
         Whether the ranks of a node with shared memory share one copy of the weights.  A bucket
         smaller than `SHARED_FROM_BYTES` is never shared.
+    has_values : bool
+        Whether the weights have memory of their own; else they are the gradients.
 
     Attributes
     ----------
@@ -85,6 +87,7 @@ class BucketState:
         *,
         to: To = EVERYONE,
         share_weights: bool = False,
+        has_values: bool = True,
     ) -> None:
         self.bucket = bucket
         self.reduction = reduction
@@ -92,10 +95,14 @@ class BucketState:
         self.key_count = len(bucket.entries)
         self._comm = comm
         self.gradients: Buffer = comm.allocate(bucket.nbytes).view(bucket.dtype)
-        share = share_weights and bucket.nbytes >= SHARED_FROM_BYTES
+        share = share_weights and has_values and bucket.nbytes >= SHARED_FROM_BYTES
         weights = comm.node_shared(bucket.nbytes) if share else None
         self.node_shared = weights is not None
-        self.weights: Buffer = self._own_memory() if weights is None else weights.view(bucket.dtype)
+        self.weights: Buffer
+        if weights is None:
+            self.weights = self._own_memory() if has_values else self.gradients
+        else:
+            self.weights = weights.view(bucket.dtype)
         self._optimizer_states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
         self._spans: dict[Range, Span] = {}
         self._pushed_spans: dict[Key | None, list[Span]] = {}

@@ -43,6 +43,8 @@ class Layout:
         Size of the buckets.
     share_weights : bool
         Whether the ranks of a node with shared memory share the weights of new buckets.
+    has_values : bool
+        Whether keys have values; else new keys have a slot at once, for their sums alone.
     pending : dict of ndarray
         The values of keys that have no slot yet.
     pending_bytes : int
@@ -50,6 +52,8 @@ class Layout:
     unplanned : int
         Number of keys in the store, if any were added after others had buckets, and all keys were
         not pushed together since; else 0.  Equal on all ranks outside local verbs.
+    merges : int
+        Number of times that keys have moved to other buckets.
     loads : list of int
         Bytes of the keys in buckets that each rank updates, if the rule updates whole keys.
     """
@@ -70,9 +74,10 @@ class Layout:
         self.sizing = sizing
         self.share_weights = share_weights
         self.multiple = multiple
+        self.has_values = True
         self.pending: dict[Key, Array] = {}
         self.pending_bytes = 0
-        self.unplanned = 0
+        self.unplanned = self.merges = 0
         self.loads = [0] * comm.size
         self._comm = comm
         self._plan = plan
@@ -90,6 +95,8 @@ class Layout:
         if self.states:
             self.unplanned = len(self.registry)
         self.pending_bytes += sum(spec.nbytes for spec in specs)
+        if not self.has_values:
+            self.seal()
 
     @property
     def sealed(self) -> bool:
@@ -121,7 +128,7 @@ class Layout:
             slots = {
                 entry.key: Slot(state, entry) for state in states for entry in state.bucket.entries
             }
-            for key, slot in slots.items():
+            for key, slot in slots.items() if self.has_values else ():
                 self._comm.kernels.pack(values[key], slot.weight)
             for state in states:
                 self._allocate(state)
@@ -149,6 +156,7 @@ class Layout:
         self.states[:] = self._by_index.values()
         self._record(slots)
         self._memory = BucketMemory(self.states)
+        self.merges += 1
         return slots
 
     def numbered(self, index: int) -> BucketState:
@@ -191,7 +199,12 @@ class Layout:
                 f"storage {bucket.storage!r} of keys is not in this version; use {DENSE!r}"
             )
         return BucketState(
-            bucket, self._comm, self._reduction, to=to, share_weights=self.share_weights
+            bucket,
+            self._comm,
+            self._reduction,
+            to=to,
+            share_weights=self.share_weights,
+            has_values=self.has_values,
         )
 
     def unshare_weights(self) -> None:

@@ -31,7 +31,7 @@ def merge_buckets(comm: Communicator, engine: Engine) -> bool:
     layout, updates = engine.layout, engine.updates
     layout.unplanned = 0
     small = [state for state in layout.states if state.bucket.nbytes < SHARED_FROM_BYTES]
-    if not (_can_merge(comm, updates) and _plan(layout, small)[0]):
+    if not (layout.has_values and _can_merge(comm, updates) and _plan(layout, small)[0]):
         return False
     engine.settle()
     mine = [state.bucket.index for state in small if state.viewed]

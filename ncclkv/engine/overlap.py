@@ -15,8 +15,33 @@ from typing import Any
 from ncclkv.engine.batch import Push
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.engine import Engine
+from ncclkv.engine.layout import Layout
 from ncclkv.errors import UsageError
 from ncclkv.table.registry import Key
+
+
+class BlockPlan:
+    """The keys of a block and their buckets; the same for each block with these keys.
+
+    Parameters
+    ----------
+    layout : Layout
+    keys : dict with keys of the store
+        Each has a slot, and so keeps its bucket.
+
+    Attributes
+    ----------
+    keys : dict with keys of the store
+    states : list of BucketState
+        The buckets of the keys, in the order of launching.
+    counts : Counter of int
+        Number of the keys in each bucket, by the bucket's number.
+    """
+
+    def __init__(self, layout: Layout, keys: dict[Key, None]) -> None:
+        self.keys = keys
+        self.states = layout.buckets(keys)
+        self.counts = Counter(layout[key].state.bucket.index for key in keys)
 
 
 class OrderedLaunch:
@@ -27,8 +52,8 @@ class OrderedLaunch:
     Parameters
     ----------
     engine : Engine
-    keys : collection of keys
-        The keys that the block pushes, each once; they have slots.
+    plan : BlockPlan
+        The keys that the block pushes, each once.
     step : Any
         The optimizer's step of all pushes of the block.
     any_thread : bool
@@ -36,15 +61,13 @@ class OrderedLaunch:
         for the next push of the caller's thread, or for the end of the block.
     """
 
-    def __init__(
-        self, engine: Engine, keys: Collection[Key], step: Any, *, any_thread: bool
-    ) -> None:
+    def __init__(self, engine: Engine, plan: BlockPlan, step: Any, *, any_thread: bool) -> None:
         engine.flush()
         self._engine = engine
-        self._keys = keys
+        self._plan = plan
         self._step = step
-        self._states = engine.layout.buckets(keys)
-        self._waiting = Counter(engine.layout[key].state.bucket.index for key in keys)
+        self._states = plan.states
+        self._waiting = plan.counts.copy()
         self._threads: dict[Key, str] = {}
         self._launcher = None if any_thread else get_ident()
         self._launched = self._complete = 0
@@ -57,7 +80,8 @@ class OrderedLaunch:
     @property
     def missing(self) -> list[Key]:
         """The keys that were not pushed, in the order of the block's keys."""
-        return [key for key in self._keys if key not in self._threads]
+        keys, pushed = self._plan.keys, self._threads
+        return [key for key in keys if key not in pushed] if len(pushed) < len(keys) else []
 
     @property
     def threads(self) -> list[str]:
@@ -82,13 +106,9 @@ class OrderedLaunch:
         UsageError
             When a key is not of the block, or was pushed before.
         """
-        for key in push.indices:
-            self._check_key("push", key)
-            if key in self._threads:
-                raise UsageError(
-                    f"push of key {key!r} {_here()}: thread {self._threads[key]!r} has pushed it "
-                    f"in this overlap block; push each key once, as a list if it has several arrays"
-                )
+        given, keys = push.indices.keys(), self._plan.keys
+        if not given <= keys.keys() or not given.isdisjoint(self._threads):
+            self._refuse(push)
         self._engine.stage(push, arrays)
         self._threads.update(dict.fromkeys(push.indices, current_thread().name))
         for part in push.parts:
@@ -96,6 +116,16 @@ class OrderedLaunch:
         if self._launcher in (None, get_ident()):
             self._launch_ready()
             self._advance()
+
+    def _refuse(self, push: Push) -> None:
+        """Refuse a push of keys that are not of the block, or were pushed before."""
+        for key in push.indices:
+            self._check_key("push", key)
+            if key in self._threads:
+                raise UsageError(
+                    f"push of key {key!r} {_here()}: thread {self._threads[key]!r} has pushed it "
+                    f"in this overlap block; push each key once, as a list if it has several arrays"
+                )
 
     def check_view(self, key: Key) -> None:
         """Refuse a view of a gradient that the block has, or that is not of the block.
@@ -114,10 +144,11 @@ class OrderedLaunch:
 
     def _check_key(self, verb: str, key: Key) -> None:
         """Refuse a key that is not of the block."""
-        if key not in self._keys:
+        keys = self._plan.keys
+        if key not in keys:
             raise UsageError(
-                f"{verb} of key {key!r} {_here()}: it is not one of the {len(self._keys)} keys of "
-                f"this overlap block; add it to keys= of overlap"
+                f"{verb} of key {key!r} {_here()}: it is not one of the {len(keys)} keys of this "
+                f"overlap block; add it to keys= of overlap"
             )
 
     def _launch_ready(self) -> None:
@@ -159,7 +190,7 @@ class OrderedLaunch:
         updates = self._engine.updates
         updates.applying = True
         if updates.rule.by_key:
-            self._engine.policy.update_by_key(self._keys)
+            self._engine.policy.update_by_key(self._plan.keys)
         updates.applying = False
 
     def cancel(self) -> None:

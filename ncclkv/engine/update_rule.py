@@ -1,6 +1,7 @@
-"""`Rule`: the step from the sum of a key's gradients to its new value; there are three rules.
+"""`Rule`: the step from the sum of a key's gradients to its new value; there are four rules.
 
-`Assign` replaces the value by the sum.  `ncclkv.engine.fused_rule.FusedRule` runs a built-in
+`Assign` replaces the value by the sum.  `KeepSums` is for keys whose value is the sum in the
+gradient's place.  `ncclkv.engine.fused_rule.FusedRule` runs a built-in
 optimizer on whole ranges of a bucket, inside the reduction.  `FunctionRule` calls the user's
 updater key by key, before push returns.  `Updates` holds the rule in force.
 """
@@ -178,6 +179,14 @@ class Assign(Rule):
             self._kernels.assign(span.gradients[lo:hi], span.weights[lo:hi], skip_flag)
 
         return apply
+
+
+class KeepSums(Rule):
+    """The rule of a store whose keys have no memory for values: sums stay in the gradients."""
+
+    name = "sums"
+    can_skip = False  # the program must see a skip before it uses the sums
+    replaces = True
 
 
 class FunctionRule(Rule):

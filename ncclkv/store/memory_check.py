@@ -70,7 +70,8 @@ class MemoryCheck:
         """Return the memory that this rank's GPU lacks; empty if the keys fit."""
         new, pending = _padded(specs), self._layout.pending_bytes
         # The values from rank 0; the gradients and weights of all keys that have no bucket.
-        needed, left = new + 2 * (new + pending), self._comm.kernels.left()
+        needed = new + 2 * (new + pending) if self._layout.has_values else new
+        left = self._comm.kernels.left()
         if left is None or needed <= left:
             return ""
         earlier = ", earlier keys without a bucket included," if pending else ","
@@ -91,6 +92,8 @@ class MemoryCheck:
         # A key without a slot holds memory for its first value, which its gradient gets later.
         gradients, each = ranks * new, new + pending
         weights = each + (ranks - 1) * (self._unshared(specs) if common else each)
+        if not self._layout.has_values:
+            weights = 0
         mapped = gradients + weights if shares else new + each
         earlier = ", earlier keys without a bucket included" if pending else ""
         space, left = address_space_left(), memory_left()

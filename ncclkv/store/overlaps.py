@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from ncclkv.arguments import check_known
 from ncclkv.comm.diagnosis.call_log import LoggedKeys
-from ncclkv.engine.overlap import OrderedLaunch
+from ncclkv.engine.overlap import BlockPlan, OrderedLaunch
 from ncclkv.errors import UsageError, annotate
 from ncclkv.store.context import Component, Context
-from ncclkv.store.keys import key_list
+from ncclkv.store.keys import EXACT, is_list, key_list
 from ncclkv.store.session import IN_UNEVEN
 from ncclkv.store.transfers import Transfers, out_of_memory
 from ncclkv.table.registry import Key
 
 _MISSING = ("error", "zeros")
 
-Keys = dict[Key, None]
-"""The keys of a block as a set, in the order of their initialisation."""
+
+class _Keys:
+    """The keys of a block: as the program gave them, by bucket, and in the call log.
+
+    The buckets are those after so many merges.
+    """
+
+    def __init__(self, given: Any, plan: BlockPlan, merges: int) -> None:
+        self.plan = plan
+        self.merges = merges
+        self.begin, self.end = LoggedKeys(), LoggedKeys()
+        self._given = list(given) if is_list(given) else None
+
+    def is_of(self, given: Any) -> bool:
+        """Return whether a block was given the same list of keys."""
+        return is_list(given) and list(given) == self._given and EXACT.issuperset(map(type, given))
 
 
 class Overlaps(Component):
@@ -28,7 +42,7 @@ class Overlaps(Component):
     def __init__(self, context: Context, transfers: Transfers) -> None:
         super().__init__(context)
         self._transfers = transfers
-        self._last: tuple[Keys, LoggedKeys, LoggedKeys] = {}, LoggedKeys(), LoggedKeys()
+        self._last: _Keys | None = None
 
     @contextmanager
     def overlap_block(self, keys: Any, missing: Any) -> Iterator[None]:
@@ -37,37 +51,44 @@ class Overlaps(Component):
         with session.verb("overlap", allowed_inside=(IN_UNEVEN,)):
             with session.checks:
                 check_known("overlap: missing", missing, _MISSING)
-                wanted = self._block_keys(keys)
-                self._engine.rule.step()
-                self._seal(wanted)
+                found = self._block_keys(keys)
+                wanted = found.plan.keys
                 step = self._engine.step_of(wanted, packed=False)
-            if wanted != self._last[0]:
-                self._last = wanted, LoggedKeys(), LoggedKeys()
-            _, begin, end = self._last
-            self._calls.record("overlap", wanted, (), begin)
+            self._calls.record("overlap", wanted, (), found.begin)
             any_thread = self._comm.thread_multiple
-            block = OrderedLaunch(self._engine, wanted, step, any_thread=any_thread)
+            block = OrderedLaunch(self._engine, found.plan, step, any_thread=any_thread)
         try:
             with self._transfers.lent(block):
                 yield
             with session.verb("overlap", allowed_inside=(IN_UNEVEN,)):
                 self._check_missing(block, zeros=missing == "zeros")
                 block.launch_rest()
-                self._calls.record("end of an overlap", wanted, (), end)
+                self._calls.record("end of an overlap", wanted, (), found.end)
                 block.commit()
         except BaseException as error:
             self._end_early(block, error)
             raise
         session.raise_updater_error()
 
-    def _block_keys(self, keys: Any) -> Keys:
+    def _block_keys(self, keys: Any) -> _Keys:
         """Return the keys of a block: those given, or all keys of the store."""
-        registry = self._engine.layout.registry
+        last, layout = self._last, self._engine.layout
+        if last is not None and last.merges != layout.merges:
+            last = None  # keys have moved to other buckets
+        if last is not None and last.is_of(keys):
+            return last
+        registry = layout.registry
         if keys is None:
-            return dict.fromkeys(spec.key for spec in registry)
-        return dict.fromkeys(registry.update_order(key_list(keys)))
+            wanted = dict.fromkeys(spec.key for spec in registry)
+        else:
+            wanted = dict.fromkeys(registry.update_order(key_list(keys)))
+        self._engine.rule.step()
+        self._seal(wanted)
+        if last is None or wanted != last.plan.keys:
+            self._last = last = _Keys(keys, BlockPlan(layout, wanted), layout.merges)
+        return last
 
-    def _seal(self, keys: Keys) -> None:
+    def _seal(self, keys: Collection[Key]) -> None:
         """Give keys their slots; nothing has been recorded, so a lack of memory breaks nothing."""
         try:
             for key in keys:

@@ -52,6 +52,11 @@ class Registration(Component):
                 "init", lambda: self.check_values("init", single("init", key, value), [], op)
             )
 
+    def initialize_sums(self, key: Any, like: Any, op: Any) -> None:
+        """Make new keys without values, of the shapes and dtypes of arrays."""
+        with self._session.verb("init"):
+            self.assign("init", lambda: self._check_new("init", single("init", key, like), op))
+
     def replace_values(self, key: Any, value: Any, *, reset_states: Any) -> None:
         """Replace the values of keys that the store has."""
 
@@ -116,10 +121,12 @@ class Registration(Component):
         mine, sealed = propose(self._comm, verb, proposal, note=layout.sealed)
         self._context.memory_check.check(verb, mine.specs)
         layout.seal_on_all(verb, sealed)
-        values = from_rank(self._comm, [*mine.first, *mine.replaced.values()])
-        layout.add(mine.specs, values[: len(mine.specs)])
+        # Sums need no values, which would take as much memory again.
+        first = mine.first if layout.has_values else []
+        values = from_rank(self._comm, [*first, *mine.replaced.values()])
+        layout.add(mine.specs, values[: len(first)] if layout.has_values else mine.first)
         if mine.replaced:
-            replaced = dict(zip(mine.replaced, values[len(mine.specs) :], strict=True))
+            replaced = dict(zip(mine.replaced, values[len(first) :], strict=True))
             self._engine.replace(replaced, reset_states=mine.reset_states)
 
     def assign_slot(self, key: Key) -> None:
@@ -134,6 +141,21 @@ class Registration(Component):
         self, verb: str, new: Singles, replaced: Singles, op: Any = "sum"
     ) -> Assignment:
         """Check first values of keys that are new, and new values of keys that the store has."""
+        layout, kernels = self._engine.layout, self._engine.kernels
+        if new and not layout.has_values:
+            raise UsageError(
+                f"{verb}: key {new[0][0]!r} is not of the module that DataParallel wraps, and its "
+                f"store serves this module alone; create another store for keys of your own"
+            )
+        made = self._check_new(verb, new, op)
+        for name, given in replaced:
+            if name in made.replaced:
+                raise UsageError(f"{verb}: key {name!r} is twice in the list; name it once")
+            made.replaced[name] = check.value(verb, layout.registry[name], given, kernels)
+        return made
+
+    def _check_new(self, verb: str, new: Singles, op: Any) -> Assignment:
+        """Check new keys, and the arrays that give their shapes and dtypes."""
         registry, kernels = self._engine.layout.registry, self._engine.kernels
         check_known(f"{verb}: op", op, OPS)
         registry.check_new(name for name, _ in new)
@@ -144,8 +166,4 @@ class Registration(Component):
             made.specs.append(KeySpec(name, index, value.shape, value.dtype, op))
             check.updatable(self._engine.rule.check, made.specs[-1])
             made.first.append(value)
-        for name, given in replaced:
-            if name in made.replaced:
-                raise UsageError(f"{verb}: key {name!r} is twice in the list; name it once")
-            made.replaced[name] = check.value(verb, registry[name], given, kernels)
         return made

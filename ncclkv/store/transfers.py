@@ -68,6 +68,14 @@ class Transfers(Component):
             else:
                 self._record_and_push("push", key, push, row, priority)
 
+    def push_in_place(self, push: Push, row: Sequence[Array]) -> None:
+        """Reduce gradients that lie in their places, and were checked when the push was planned."""
+        with self._pushing:
+            if self._block is not None:
+                self._block.add_push(push, row, 0)
+            else:
+                self._record_and_push("push", [*push.indices], push, row, 0)
+
     def pull_arrays(
         self, key: Any, out: Any, priority: Any, *, local: Any
     ) -> Array | list[Array] | None:

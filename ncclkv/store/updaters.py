@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ncclkv.arguments import check_flag, check_length
-from ncclkv.engine.update_rule import FunctionRule, Rule
+from ncclkv.engine.update_rule import FunctionRule, KeepSums, Rule
 from ncclkv.errors import UsageError
 from ncclkv.store import check
 from ncclkv.store.agreement import propose
@@ -56,12 +56,28 @@ class Updaters(Component):
             self._use("set_optimizer", make, again=again)
             self._calls.agree_numbers(config)
 
+    def keep_sums(self) -> None:
+        """Let all keys have sums alone, which stay in the gradients; the store has no keys yet."""
+        with self._session.verb("set_updater", raises=True):
+            self._use("set_updater", lambda: (KeepSums(), ["sums"]))
+            self._engine.layout.has_values = False
+
     def _use(
         self, verb: str, make: Callable[[], tuple[Rule, list[str]]], *, again: bool = False
     ) -> None:
         """Put a rule in force that all ranks make alike, unless it is in force already."""
+        layout = self._engine.layout
+
+        def checked() -> tuple[Rule, list[str]]:
+            if not layout.has_values:
+                raise UsageError(
+                    f"{verb}: the keys of this store have no values to update, since it serves "
+                    f"the module that DataParallel wraps; create another store"
+                )
+            return make()
+
         self._calls.record(verb)
-        rule, sealed = propose(self._comm, verb, make, note=self._engine.layout.sealed)
+        rule, sealed = propose(self._comm, verb, checked, note=layout.sealed)
         if not again:
             self._engine.set_rule(rule, sealed)
 

@@ -25,22 +25,30 @@ class Waiting(Component):
         super().__init__(context)
         self._ones: dict[Key, _Target] = {}
         self._last: tuple[list[Key], _Target] | None = None
+        self._merges = 0
         self._waiting = self._session.verb("wait", allowed_inside=(IN_UNEVEN,), raises=True)
 
-    def wait_for(self, key: Any) -> None:
-        """Flush a key, a list of keys, or all keys, and wait until the flush is done."""
+    def wait_for(self, key: Any, *, blocks: bool = True) -> None:
+        """Flush a key, a list of keys, or all keys, and wait until the flush is done.
+
+        On a GPU only later work waits, and not the host, unless `blocks`.
+        """
         with self._waiting:
             if key is None:
                 self._wait_for_all("wait")
                 return
             keys, states, logged = self._cached_target(key) or self._new_target(key)
             self._calls.record("wait", (), keys, logged)
-            self._engine.wait(states)
+            (self._engine.wait if blocks else self._engine.settle)(states)
             if self._context.verify is not None:
                 self._context.verify.settled(keys)
 
     def _cached_target(self, key: Any) -> _Target | None:
         """Return the target of an earlier call with these keys, or None."""
+        if self._merges != self._engine.layout.merges:  # keys have moved to other buckets
+            self._merges = self._engine.layout.merges
+            self._ones.clear()
+            self._last = None
         if type(key) in EXACT:
             return self._ones.get(key)
         if self._last is None or not isinstance(key, (list, tuple)):

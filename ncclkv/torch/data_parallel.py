@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -12,7 +13,8 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 import ncclkv
 from ncclkv.errors import NotSupported, UsageError
-from ncclkv.torch.buffers import Buffers, Updater, follow_once
+from ncclkv.store.sums import keep_sums
+from ncclkv.torch.buffers import Buffers, follow_once
 from ncclkv.torch.devices import device_of
 from ncclkv.torch.gradients import Gradients, check_unwrapped
 from ncclkv.torch.parameters import Parameters, ignored_names
@@ -28,6 +30,24 @@ _SHARED = (
     "_load_state_dict_post_hooks",
 )
 """Attributes that the wrapper has in common with the wrapped module."""
+
+
+class _SignedForward:
+    """The method ``forward`` of wrappers, with the signature of the wrapped module's.
+
+    Trainers of other libraries read the signature, and drop columns of a batch that it lacks.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, wrapper: DataParallel | None, owner: type) -> Any:
+        if wrapper is None:
+            return self._function
+        bound: Any = partial(self._function, wrapper)
+        bound.__wrapped__ = wrapper.module.forward
+        return bound
 
 
 class DataParallel(torch.nn.Module):  # type: ignore[misc]
@@ -91,13 +111,24 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     are reduced, and later work on its current stream waits for them.
 
     All ranks make the same passes.  Forward and backward run in the thread that created the store.
-    Backward may run several times after a forward pass.  Backward from several outputs, in turn,
-    needs `find_unused_parameters`, for each of these passes reduces.  The next forward pass follows
-    changes of ``requires_grad``, and takes in parameters that were added or replaced, with rank 0's
-    values.  All ranks make such changes alike.  Buffers that are added stay each rank's own.
-    Parameters and buffers that the module names in ``_ddp_params_and_buffers_to_ignore`` are left
-    alone, as by DDP.  A checkpointed part of a module needs
-    ``use_reentrant=False``.  ``torch.compile`` takes the wrapped module or the wrapper.
+    The first backward pass after a forward pass reduces, and so does each later pass through its
+    outputs.  These are tensors, alone or in lists, tuples, mappings and dataclasses.  Backward from
+    several outputs, in turn, needs `find_unused_parameters`, for each of these passes reduces.
+
+    Local, as in DDP, are the gradients of passes in `no_sync`, and of later passes of the wrapped
+    module itself.  The next pass that reduces adds the averages of these.  A gradient that the
+    program assigns to `.grad` after the pass is local, too.  An optimizer that steps with local
+    gradients makes the ranks differ.
+
+    The next forward pass follows changes of ``requires_grad``, and takes in parameters that were
+    added or replaced, with rank 0's values.  All ranks make such changes alike.  Buffers that are
+    added stay each rank's own.  Parameters and buffers that the module names in
+    ``_ddp_params_and_buffers_to_ignore`` are left alone, as by DDP.
+
+    Parts of a module may be checkpointed.  A part that is used twice needs ``use_reentrant=False``.
+    After ``backward(create_graph=True)``, which warns, `.grad` holds averages without a graph.
+    ``torch.compile`` takes the wrapped module, or the wrapper.  Of a compiled wrapper only the
+    first pass after a forward pass reduces.
 
     Examples
     --------
@@ -132,17 +163,15 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         self.training = module.training
         first = next(iter(parameters.by_key.values()))
         self.kvstore = kv = _store(kvstore, "dist_sync" if first.device.type == "cpu" else "nccl")
-        updater = Updater()
-        kv.set_updater(updater)
+        keep_sums(kv)
         self._device = device_of(kv, first)
         with self._device.calls():
-            self._following = Buffers(kv, module, buffers, updater) if broadcast_buffers else None
+            self._following = Buffers(kv, module, buffers) if broadcast_buffers else None
             # Before the values: ranks that wrap different modules find it by their keys.
             self._gradients = Gradients(
                 kv,
                 self._device,
                 parameters,
-                updater,
                 "avg" if average else "sum",
                 find_unused=find_unused_parameters,
                 as_view=gradient_as_view,
@@ -156,6 +185,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
 
     # Passes
 
+    @_SignedForward
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Pass the arguments to the wrapped module, and return its result."""
         with self._device.calls():
@@ -163,9 +193,12 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
                 self._following.follow(uneven=self._is_uneven)
                 self._followed = self._gradients.reductions
             if torch.is_grad_enabled():
-                self._gradients.reducing = self._reduces
-                self._gradients.prepare()
-        return self.module(*inputs, **named)
+                self._gradients.prepare(reduces=self._reduces)
+        outputs = self.module(*inputs, **named)
+        # torch.compile would trace the outputs.
+        if self._reduces and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._gradients.watch(outputs)
+        return outputs
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Devices: the thread, the stream and the waits with which passes of a module call the store."""
+"""Devices: the thread and the stream with which passes of a module call the store."""
 
 from __future__ import annotations
 
@@ -22,15 +22,11 @@ class Device(Protocol):
     def hooks(self) -> AbstractContextManager[None]:
         """Return a ``with`` block for calls of the store in the hooks of a backward pass."""
 
-    def complete(self, keys: list[str], last: str) -> None:
-        """Complete the reductions of keys, of which `last` is the smallest, for later work."""
-
 
 class Host:
     """Host memory: hooks run in the thread that calls ``backward``."""
 
-    def __init__(self, kv: KVStore) -> None:
-        self._kv = kv
+    def __init__(self) -> None:
         self._block = nullcontext()  # made once, because each gradient enters it
 
     def calls(self) -> AbstractContextManager[None]:
@@ -38,9 +34,6 @@ class Host:
 
     def hooks(self) -> AbstractContextManager[None]:
         return self._block
-
-    def complete(self, keys: list[str], last: str) -> None:
-        self._kv.wait(keys)
 
 
 class Gpu:
@@ -64,11 +57,7 @@ class Gpu:
         with deputized(self._kv), self.calls():
             yield
 
-    def complete(self, keys: list[str], last: str) -> None:
-        # A wait would block the host.  A pull orders the present stream after the flush.
-        self._kv.pull(last)
-
 
 def device_of(kv: KVStore, tensor: torch.Tensor) -> Device:
     """Return the device of a module, of which `tensor` is a parameter."""
-    return Host(kv) if tensor.device.type == "cpu" else Gpu(kv, tensor.device.index)
+    return Host() if tensor.device.type == "cpu" else Gpu(kv, tensor.device.index)

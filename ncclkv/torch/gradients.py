@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
-from sys import getrefcount
+from operator import attrgetter
 from typing import Any
+from warnings import warn
 from weakref import WeakSet, finalize, ref
 from zlib import crc32
 
 import numpy as np
 import torch
-from torch.autograd import Variable
 
-from ncclkv.errors import NotSupported, OrderMismatch, UsageError
+from ncclkv.errors import OrderMismatch, UsageError
 from ncclkv.store.kvstore import KVStore
-from ncclkv.torch.buffers import Updater, follow_once
+from ncclkv.store.sums import InPlace, by_bucket, init_sums, settle
+from ncclkv.torch.buffers import follow_once
 from ncclkv.torch.devices import Device
 from ncclkv.torch.parameters import Parameters
+from ncclkv.torch.passes import Pass
+from ncclkv.torch.slots import Slot, Slots
 from ncclkv.torch.views import as_tensor
 
 COUNTS = "ncclkv.torch: numbers of ranks"
@@ -25,6 +28,14 @@ COUNTS = "ncclkv.torch: numbers of ranks"
 
 The last number is of all ranks that reduce.
 """
+
+_CREATE_GRAPH = (
+    "backward with create_graph=True: .grad of a DataParallel module holds averages without a "
+    "graph, so nothing can be differentiated through it; call "
+    "torch.autograd.grad(loss, parameters, create_graph=True) for a graph of this rank's gradients"
+)
+
+_requires_grad = attrgetter("requires_grad")
 
 _OPEN: WeakSet[Gradients] = WeakSet()
 """The gradients that hooks still reduce."""
@@ -60,45 +71,57 @@ def _accumulation_of(parameter: torch.nn.Parameter) -> torch.autograd.graph.Node
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]
 
 
-class _Hook:
-    """The hook of a parameter, which does not keep the gradients.
+def _hook(
+    gradients: ref[Gradients], present: Pass, left: set[str], name: str
+) -> Callable[..., None]:
+    """Return the hook of a parameter, which counts its gradient.
 
-    torch's graphs keep hooks where Python's garbage collector does not look.  So a hook that kept
-    the store would keep it as long as the program keeps a loss, or the module.
+    torch's graphs keep hooks where Python's garbage collector does not look.  A hook that kept the
+    store would keep it as long as the program keeps a loss, or the module.  A pass calls all hooks,
+    so a hook is one function, which calls others only at the ends of passes and buckets.
     """
 
-    def __init__(self, gradients: Gradients, name: str) -> None:
-        self._gradients = ref(gradients)
-        self._name = name
+    def count(*_: object) -> None:
+        if present.ending() is None:
+            owner = gradients()
+            if owner is None:
+                return
+            owner.begin()
+        if name in left:
+            left.remove(name)
+        elif present.reduces:
+            raise UsageError(
+                f"backward gave two gradients to parameter {name!r}, one after another, as for a "
+                f"checkpointed part that is used twice; give checkpoint() use_reentrant=False"
+            )
+        if not left and present.reduces:
+            owner = gradients()
+            if owner is not None:
+                owner.on_full_bucket(name)
 
-    def __call__(self, *_: object) -> None:
-        """Push the gradient, unless the wrapper was dropped."""
-        gradients = self._gradients()
-        if gradients is not None:
-            gradients.on_gradient(self._name)
+    return count
 
 
-def _remove(hooks: Mapping[str, torch.utils.hooks.RemovableHandle]) -> None:
+def _remove(hooks: dict[str, torch.utils.hooks.RemovableHandle]) -> None:
     """Remove hooks from the graph."""
     for hook in hooks.values():
         hook.remove()
+    hooks.clear()
 
 
 class Gradients:
     """The gradients of a module's parameters, in the buckets of a store.
 
-    A hook of the node that accumulates a gradient pushes it.  The first hook of a backward pass
-    opens an overlap block, and a callback at the end of the pass ends it.  The store's updater
-    leaves each sum in the bucket's gradients, which `.grad` is a view of.  So nothing is copied
-    back.
+    Hooks of the nodes that accumulate gradients count.  The last hook of a bucket pushes it.  The
+    first push of a backward pass opens an overlap block, and a callback at the end of the pass ends
+    it.  The store leaves each sum in the place of the gradient, which `.grad` is a view of.  So
+    nothing is copied back.
 
     Parameters
     ----------
     kv : KVStore
     device : Device
     parameters : Parameters
-    updater : Updater
-        The updater of the store.
     op : {"avg", "sum"}
     find_unused : bool
         Whether a backward pass may leave out parameters that require a gradient.
@@ -108,8 +131,6 @@ class Gradients:
     Attributes
     ----------
     parameters : Parameters
-    reducing : bool
-        Whether a backward pass reduces; if not, it accumulates.
     divides_by_all : bool
         Whether averages divide by all ranks of the store, also by those that have ended an uneven
         block.
@@ -122,31 +143,31 @@ class Gradients:
         kv: KVStore,
         device: Device,
         parameters: Parameters,
-        updater: Updater,
         op: str,
         *,
         find_unused: bool,
         as_view: bool,
     ) -> None:
-        self.reducing = self.divides_by_all = False
+        self.divides_by_all = False
         self.reductions = 0
+        self._pass = Pass(self._end)
         self._kv, self._device = kv, device
         self.parameters = parameters
-        self._updater = updater
         self._op: Any = op
         self._find_unused = find_unused
         self._as_view = as_view
-        self._slots: dict[str, _Slot] = {}
-        self._active: dict[str, _Slot] = {}
+        self._slots: dict[str, Slot] = {}
+        self._active: dict[str, Slot] = {}
+        self._flags: list[bool] | None = None
+        self._buckets: list[Slots] = []
+        self._bucket_of: dict[str, Slots] = {}
         self._touched: set[str] = set()
-        self._pushed: set[str] = set()
         self._nodes: dict[str, torch.autograd.graph.Node] = {}  # torch frees nodes without a holder
         self._hooks: dict[str, torch.utils.hooks.RemovableHandle] = {}
         # Not by a method of this object, which a finalizer would keep.
         self._remove_hooks = finalize(self, _remove, self._hooks)
         self._remove_hooks.atexit = False
         self._block: AbstractContextManager[None] | None = None
-        self._ending: Callable[[], object] = lambda: None
         self._skipped = kv.skipped
         self._initialized: set[str] = set()
         self._follow_flags()
@@ -154,9 +175,13 @@ class Gradients:
         # After the first parameters: buckets are launched in order, and this is pushed last.
         self._make_counts()
 
-    def prepare(self) -> None:
-        """Follow changes of the module on all ranks; drop what an exception has left."""
+    def prepare(self, *, reduces: bool) -> None:
+        """Follow changes of the module on all ranks; drop what an exception has left.
+
+        The next backward pass reduces, or accumulates on this rank.
+        """
         self.drop()
+        self._pass.announce(reduces=reduces)
         if self.parameters.have_changed():
             self._follow_parameters()
         self._follow_flags()
@@ -169,7 +194,7 @@ class Gradients:
         for key in gone:
             self._leave(key)
         if new or gone:
-            self._active = {}  # a key may have another parameter now
+            self._flags = None  # a key may have another parameter now
         try:
             self._follow_flags()
             self._make_counts()
@@ -182,37 +207,47 @@ class Gradients:
 
     def _leave(self, key: str) -> None:
         """Leave a parameter to the program, with its present gradient."""
+        self._note_use()
         self._touched.discard(key)
         if key in self._slots:
-            self._hooks.pop(key).remove()
             del self._nodes[key]
             self._slots.pop(key).leave()
 
     def _follow_flags(self) -> None:
         """Follow changes of ``requires_grad``."""
-        parameters = self.parameters.by_key
-        names = [name for name, each in parameters.items() if each.requires_grad]
-        if names == list(self._active):
+        kv, parameters = self._kv, self.parameters.by_key
+        flags = [*map(_requires_grad, parameters.values())]
+        if flags == self._flags:
             return
+        names = [name for name, each in parameters.items() if each.requires_grad]
         # Backward computes the last parameters first: they get the buckets that are launched first.
         new = [name for name in reversed(names) if name not in self._slots]
         if new:
             self._init(new)
             layouts = crc32(repr([parameters[name].stride() for name in new]).encode())
-            alike = len({*self._kv.allgather(layouts).tolist()}) == 1
+            alike = len({*kv.allgather(layouts).tolist()}) == 1
         for name in new:
             parameter = parameters[name]
-            self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name, alike=alike)
-            self._nodes[name] = node = _accumulation_of(parameter)
-            self._hooks[name] = node.register_hook(_Hook(self, name))
+            self._slots[name] = Slot(parameter, kv.grad_view(name), name, alike=alike)
+            self._nodes[name] = _accumulation_of(parameter)
+        self._note_use()
         self._active = {name: self._slots[name] for name in names}
+        self._buckets = [
+            Slots({name: self._active[name] for name in group}, InPlace(kv, group))
+            for group in by_bucket(kv, names)
+        ]
+        self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.by_key}
+        _remove(self._hooks)
+        for name, bucket in self._bucket_of.items():
+            hook = _hook(ref(self), self._pass, bucket.left, name)
+            self._hooks[name] = self._nodes[name].register_hook(hook)
+        self._flags = flags
 
     def _init(self, names: list[str]) -> None:
         """Initialize keys that the store does not have yet; it has those of replaced parameters."""
         new = [name for name in names if name not in self._initialized]
         if new:
-            self._updater.kept.update(new)
-            self._kv.init(new, [self.parameters.by_key[name] for name in new], op=self._op)
+            init_sums(self._kv, new, [self.parameters.by_key[name] for name in new], self._op)
             self._initialized.update(new)
 
     def _make_counts(self) -> None:
@@ -220,8 +255,7 @@ class Gradients:
         size = len(self.parameters.by_key) + 1
         self._counts_key = key = f"{COUNTS}, {size}"
         if key not in self._initialized:
-            self._updater.kept.add(key)
-            self._kv.init(key, np.zeros(size, np.int32))
+            init_sums(self._kv, [key], [np.zeros(size, np.int32)])
             self._initialized.add(key)
         self._counts = self._kv.grad_view(key)
         at = next(iter(self.parameters.by_key.values())).device
@@ -239,64 +273,81 @@ class Gradients:
 
     # A backward pass
 
-    def on_gradient(self, name: str) -> None:
-        """Push the gradient that backward has just accumulated."""
-        self._touched.add(name)
-        if not self.reducing or name not in self._active:
-            return
+    def watch(self, outputs: Any) -> None:
+        """Let each pass through outputs of a forward pass reduce, also after the first pass."""
+        self._pass.watch(outputs, ref(self))
+
+    def on_output(self) -> None:
+        """Begin a backward pass that reduces, if it has not begun."""
+        if self._pass.ending() is None:
+            self.begin()
+        self._pass.reduces = True
+
+    def on_full_bucket(self, name: str) -> None:
+        """Push the bucket of a parameter, all of whose gradients backward has accumulated."""
         with self._device.hooks():
-            if self._ending() is None:
-                self.drop()
-            if self._block is None:
-                self._begin()
             try:
-                self._push(name)
+                self._push(self._bucket_of[name])
             except BaseException as error:
                 self.drop(error)
                 raise
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin a backward pass; the pass before may have ended by an exception."""
+        if self._block is not None:
+            with self._device.hooks():
+                self.drop()
+        self._note_use()
+        self._pass.begin()
+
+    def _note_use(self) -> None:
+        """Note the parameters that the last pass has used, and begin to count anew."""
+        for bucket in self._buckets:
+            self._touched |= bucket.given
+            bucket.begin()
+
+    def _open(self) -> None:
         """Open the overlap block of this backward pass."""
+        if torch.is_grad_enabled():
+            warn(_CREATE_GRAPH, stacklevel=2)
         self._skipped = self._kv.skipped
         block = self._kv.overlap(self._keys)
         block.__enter__()
         self._block = block
-        # torch calls it at the end of the pass that calls the present hook, and only releases it
-        # when an exception ends the pass: the next pass must not push into this block.
-        end = self._end  # this very object, which only torch keeps
-        self._ending = ref(end)
-        Variable._execution_engine.queue_callback(end)
 
-    def _push(self, name: str) -> None:
-        """Push a gradient, from its place in the bucket."""
-        slot = self._active[name]
-        slot.take_gradient(name, as_view=self._as_view)
-        self._kv.push(name, slot.array)
-        self._pushed.add(name)
+    def _push(self, bucket: Slots) -> None:
+        """Push the gradients of a bucket, from their places."""
+        if self._block is None:
+            self._open()
+        bucket.take_gradients(as_view=self._as_view)
+        bucket.sums.push()
+        bucket.pushed = True
 
     def _end(self) -> None:
         """End the block, and give back the gradients."""
-        if self._block is None:  # another exception has dropped it
+        if not self._pass.reduces or not any(bucket.given for bucket in self._buckets):
             return
+        self._pass.finish()
         with self._device.hooks():
             try:
-                kept = self._push_unused()
+                kept = self._push_rest()
             except BaseException as error:
                 self.drop(error)
                 raise
             block, self._block = self._block, None
-            block.__exit__(None, None, None)
-            self._device.complete(self._keys, self._counts_key)
+            if block is not None:
+                block.__exit__(None, None, None)
+            settle(self._kv, self._keys)
             self.reductions += 1
             self._give_back(kept)
+        self._note_use()
         self._touched.clear()
-        self._pushed.clear()
 
     def drop(self, error: BaseException | None = None) -> None:
         """Drop the pushes of a backward pass that did not reach its end."""
         block, self._block = self._block, None
-        self._pushed.clear()
         if block is not None:
+            self._pass.reduces = False
             error = error or UsageError("the backward pass before did not reach its end")
             with suppress(type(error)):
                 block.__exit__(type(error), error, error.__traceback__)
@@ -310,8 +361,8 @@ class Gradients:
 
     # Parameters without a gradient
 
-    def _push_unused(self) -> dict[str, torch.Tensor | None]:
-        """Push what this pass has left out: earlier gradients, or zeros.
+    def _push_rest(self) -> dict[str, torch.Tensor | None]:
+        """Push the other buckets, with earlier gradients or zeros for what the pass has left out.
 
         Returns
         -------
@@ -319,130 +370,44 @@ class Gradients:
             For each parameter that no pass on this rank has used since the last reduction, its
             gradient before; it returns if no other rank has used the parameter either.
         """
-        missing = [name for name in self._active if name not in self._pushed]
+        rest = [bucket for bucket in self._buckets if not bucket.pushed]
+        missing = [name for bucket in rest for name in bucket.by_key if name in bucket.left]
         if missing and not self._find_unused:
-            more = f" and {len(missing) - 1} other parameters" if len(missing) > 1 else ""
-            raise UsageError(
-                f"rank {self._kv.rank} of {self._kv.num_workers}: backward gave no gradient to "
-                f"parameter {missing[0]!r}{more}; use all parameters in the loss, freeze those by "
-                f"requires_grad_(False), or set find_unused_parameters=True"
-            )
+            self._refuse(missing)
         kept: dict[str, torch.Tensor | None] = {}
         for name in missing:
-            slot = self._active[name]
             if name not in self._touched:
+                slot = self._active[name]
                 gradient = slot.parameter.grad
                 kept[name] = gradient.clone() if slot.holds(gradient) else gradient
-            self._push(name)
+        for bucket in rest:
+            self._push(bucket)
         if self._counting:
+            self._touched.update(*(bucket.given for bucket in self._buckets))
             used = [*(name in self._touched for name in self.parameters.by_key), True]
             self._counted.copy_(torch.tensor(used, dtype=torch.int32))
             self._kv.push(self._counts_key, self._counts)
         return kept
+
+    def _refuse(self, missing: list[str]) -> None:
+        """Refuse a pass that has left out parameters."""
+        more = f" and {len(missing) - 1} other parameters" if len(missing) > 1 else ""
+        raise UsageError(
+            f"rank {self._kv.rank} of {self._kv.num_workers}: backward gave no gradient to "
+            f"parameter {missing[0]!r}{more}; use all parameters in the loss, freeze those by "
+            f"requires_grad_(False), or set find_unused_parameters=True{self._pass.advice}"
+        )
 
     def _give_back(self, kept: Mapping[str, torch.Tensor | None]) -> None:
         """Let `.grad` of each parameter hold the result."""
         skipped = self._kv.skipped > self._skipped
         *used_by, ranks = self._counted.tolist() if self._counting else (0,)
         used = dict(zip(self.parameters.by_key, used_by, strict=self._counting))
-        for name, slot in self._active.items():
-            if self.divides_by_all:
-                slot.tensor.mul_(ranks / self._kv.num_workers)
+        unused = {name: gradient for name, gradient in kept.items() if not used[name]}
+        for bucket in self._buckets:
             if skipped:  # no rank has the sums: an optimizer leaves out parameters without gradient
-                slot.parameter.grad = None
-            elif name in kept and not used[name]:
-                slot.restore(kept[name])
-            else:
-                slot.give_back(as_view=self._as_view)
-
-
-class _Slot:
-    """A parameter and its gradient's place in a bucket.
-
-    The place has the parameter's layout, such as channels last, if it is the same on all ranks.
-    Without it torch warns, and its optimizers are slower.
-
-    Attributes
-    ----------
-    array : ndarray
-        The place, as the store's array.
-    tensor : torch.Tensor
-        The place, as a tensor that only this object has.  `.grad` is another tensor of the same
-        memory: programs, and ``Module.to``, replace its ``data``.
-    """
-
-    def __init__(
-        self, parameter: torch.nn.Parameter, array: Any, name: str, *, alike: bool
-    ) -> None:
-        self.parameter = parameter
-        self.array = array
-        what = f"DataParallel: parameter {name!r}"
-        self.tensor = as_tensor(array, parameter.dtype, parameter.device, what)
-        strides = parameter.stride()
-        if alike and torch.empty_like(parameter).stride() == strides:  # dense, without overlaps
-            self.tensor = self.tensor.as_strided(parameter.shape, strides)
-        self._address = self.tensor.data_ptr()
-        self._view = self.tensor.detach()
-        self._references = getrefcount(self._view)  # while the program holds none
-
-    def holds(self, gradient: torch.Tensor | None) -> bool:
-        """Return whether `.grad` is the view of the place."""
-        return self._view.data_ptr() == self._address and gradient is self._view
-
-    def _show(self) -> None:
-        """Make `.grad` the view of the place."""
-        if self._view.data_ptr() != self._address:
-            self._view = self.tensor.detach()
-        self.parameter.grad = self._view
-
-    def take_gradient(self, name: str, *, as_view: bool) -> None:
-        """Copy `.grad` to its place, unless it is there; make `.grad` a view of it if `as_view`."""
-        gradient = self.parameter.grad
-        if self.holds(gradient):
-            return
-        self._part(getrefcount(self._view) > self._references)
-        if gradient is None:
-            self.tensor.zero_()
-            return
-        if gradient.layout is not torch.strided:
-            raise NotSupported(
-                f"backward: the gradient of {name!r} has the layout {gradient.layout}; build the "
-                f"module with dense gradients, such as sparse=False"
-            )
-        self.tensor.copy_(gradient.detach())
-        if as_view:
-            self._show()
-
-    def leave(self) -> None:
-        """Give the parameter's gradient memory of its own: another parameter may get the place."""
-        shown = self.holds(self.parameter.grad)
-        self._part(shown or getrefcount(self._view) > self._references)
-
-    def _part(self, held: bool) -> None:
-        """Give the view memory of its own if the program holds it, as after ``zero_grad()``.
-
-        The next gradient would replace its numbers otherwise.
-        """
-        if held and self._view.data_ptr() == self._address:
-            self._view.data = self.tensor.clone()
-            # Also a version of its own: backward refuses graphs with the view after later writes.
-            self.tensor = self.tensor.data
-            self._view = self.tensor.detach()
-
-    def restore(self, gradient: torch.Tensor | None) -> None:
-        """Undo `take_gradient` for a parameter that no rank has used."""
-        if gradient is not None and self.holds(self.parameter.grad):
-            self.tensor.copy_(gradient)
-        else:
-            self.parameter.grad = gradient
-
-    def give_back(self, *, as_view: bool) -> None:
-        """Let `.grad` hold the reduced gradient: as the view, or as a copy."""
-        gradient = self.parameter.grad
-        if as_view:
-            if not self.holds(gradient):  # unused on this rank alone
-                self._show()
-        elif gradient is None:
-            self.parameter.grad = self.tensor.clone()
-        else:
-            gradient.detach().copy_(self.tensor)
+                bucket.drop_gradients()
+                continue
+            if self.divides_by_all:
+                bucket.multiply(ranks / self._kv.num_workers)
+            bucket.give_back(unused, as_view=self._as_view)

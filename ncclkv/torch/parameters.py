@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from operator import is_
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from operator import attrgetter, is_
 
 import torch
 
@@ -36,7 +37,8 @@ class Parameters:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._ignored = ignored_names(module)
-        self._seen = [*_held(module)]
+        self._parts = [*module.modules()]
+        self._seen = [*_held(self._parts)]
         self._kinds: dict[str, tuple[torch.Size, torch.dtype]] = {}
         self.by_key = self._found()
 
@@ -47,7 +49,7 @@ class Parameters:
 
     def have_changed(self) -> bool:
         """Return whether the module holds other parameters than before, in any place."""
-        present = [*_held(self._module)]
+        present = [*_held(self._parts)]
         return len(present) != len(self._seen) or not all(map(is_, present, self._seen))
 
     def follow(
@@ -63,7 +65,7 @@ class Parameters:
         check : callable
             Raises to refuse new parameters; the next call then finds them again.
         """
-        seen, found = [*_held(self._module)], self._found()
+        parts, found = [*self._module.modules()], self._found()
         for key, each in self.by_key.items():
             self._kinds[key] = each.shape, each.dtype
         keys = {id(each): key for key, each in self.by_key.items()}
@@ -79,7 +81,7 @@ class Parameters:
                 new[key] = parameter
             by_key[keys[id(parameter)]] = parameter
         check(new)
-        self.by_key, self._seen = by_key, seen
+        self.by_key, self._parts, self._seen = by_key, parts, [*_held(parts)]
         return new, gone
 
     def _key(self, name: str, parameter: torch.nn.Parameter, used: set[str]) -> str:
@@ -92,13 +94,13 @@ class Parameters:
         return key
 
 
-def _held(module: torch.nn.Module) -> Iterator[torch.nn.Parameter | None]:
-    """Return all places of parameters, in the time of a few microseconds for each pass."""
-    parts: list[torch.nn.Module | None] = [module]
-    visited: set[int] = set()
-    while parts:
-        part = parts.pop()
-        if part is not None and id(part) not in visited:
-            visited.add(id(part))
-            yield from part._parameters.values()
-            parts.extend(part._modules.values())
+_parameters_of, _modules_of = attrgetter("_parameters"), attrgetter("_modules")
+
+
+def _held(parts: Iterable[torch.nn.Module]) -> Iterable[object]:
+    """Return all that modules hold in their places of parameters and modules.
+
+    Each forward pass makes this loop, so it runs in C.
+    """
+    places = chain(map(_parameters_of, parts), map(_modules_of, parts))
+    return chain.from_iterable(map(dict.values, places))

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from ncclkv.torch import DataParallel, data_parallel, devices, gradients  # noqa: E402
+from ncclkv.torch import DataParallel, data_parallel, devices, gradients, passes  # noqa: E402
 from tests.harness.context import context_of  # noqa: E402
 from tests.nccl.standin import Worker, run_on_standin  # noqa: E402
 from tests.nccl.standin.stores import StandInStores  # noqa: E402
@@ -63,14 +63,15 @@ class Torch:
             raise raised[0]
 
 
-class Place(gradients._Slot):
+class Place(gradients.Slot):
     """A gradient on the stand-in's device, which torch accesses on its current stream."""
 
     def __init__(self, parameter: Any, array: Any, name: str, *, alike: bool) -> None:
         self.parameter, self.array = parameter, array
+        self.view, self.references = None, 0  # each gradient is written by itself
         self._torch = RANKS[array.data.mem._owner.streams.device]
 
-    def take_gradient(self, name: str, *, as_view: bool) -> None:
+    def yield_place(self, name: str) -> None:
         streams = self._torch.worker.streams
         with streams.on(self._torch.current):
             streams.write(self.array, self.parameter.grad.numpy())
@@ -100,10 +101,10 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(devices, "on_torch_stream", on_torch_stream)
     monkeypatch.setattr(data_parallel, "device_of", lambda kv, _: devices.Gpu(kv, kv.rank))
-    monkeypatch.setattr(gradients, "_Slot", Place)
+    monkeypatch.setattr(gradients, "Slot", Place)
     monkeypatch.setattr(gradients, "as_tensor", lambda array, *_: array)
     engine = SimpleNamespace(queue_callback=queue_callback)
-    monkeypatch.setattr(gradients, "Variable", SimpleNamespace(_execution_engine=engine))
+    monkeypatch.setattr(passes, "Variable", SimpleNamespace(_execution_engine=engine))
     RANKS.clear()
 
 

@@ -285,7 +285,7 @@ def test_gradients_whose_data_the_program_has_replaced(
 
 
 def test_a_pass_after_an_exception_in_the_pass_before(wrap: Wrap) -> None:
-    model = wrap(Several(), find_unused_parameters=True)
+    model = wrap(Several(), find_unused_parameters=True, bucket_bytes=0)
     first, second = model.module.first.weight, model.module.second.weight
     found = model(batch())
     handle = first.register_hook(lambda _: 1 / 0)

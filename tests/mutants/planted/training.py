@@ -8,6 +8,8 @@ BUFFERS = "ncclkv/torch/buffers.py"
 COPIES = "ncclkv/trainer/copies.py"
 DEVICES = "ncclkv/torch/devices.py"
 GRADIENTS = "ncclkv/torch/gradients.py"
+PASSES = "ncclkv/torch/passes.py"
+SLOTS = "ncclkv/torch/slots.py"
 WRAPPER = "ncclkv/torch/data_parallel.py"
 LOCAL = "ncclkv/trainer/local_updates.py"
 PARAMETERS = "ncclkv/trainer/parameters.py"
@@ -17,6 +19,7 @@ TRAINER = "ncclkv/trainer/trainer.py"
 HOOKS = "ranks/test_data_parallel_hooks.py"
 JOINED = "ranks/test_data_parallel_join.py"
 MODULES = "ranks/test_data_parallel.py"
+OF_PASSES = "ranks/test_data_parallel_local.py"
 OF_BUFFERS = "ranks/test_data_parallel_buffers.py"
 PROGRAMS = "ranks/test_data_parallel_programs.py"
 
@@ -64,7 +67,7 @@ MUTANTS = (
     Mutant(
         name="uneven-averages-by-the-ranks-that-train",
         file=GRADIENTS,
-        old="                slot.tensor.mul_(ranks / self._kv.num_workers)\n",
+        old="                bucket.multiply(ranks / self._kv.num_workers)\n",
         new="                pass\n",
         why="the last samples of the longest rank count more than the others",
         tests=(Selection("0", JOINED, "averages_divide", ranks=3),),
@@ -88,46 +91,70 @@ MUTANTS = (
     Mutant(
         name="accumulation-is-reduced",
         file=GRADIENTS,
-        old="        if not self.reducing or name not in self._active:\n",
-        new="        if name not in self._active:\n",
+        old="        if not left and present.reduces:\n",
+        new="        if not left:\n",
         why="no_sync reduces each time, at the cost of all passes",
         tests=(Selection("0", MODULES, "no_sync", ranks=3),),
     ),
     Mutant(
+        name="passes-of-the-module-alone-reduced",
+        file=PASSES,
+        old="        self._announced = False\n        self._last_task",
+        new="        self._last_task",
+        why="a pass that one rank makes of the wrapped module waits for the other ranks",
+        tests=(Selection("0", OF_PASSES, "rank_may_make_a_local_pass", ranks=3),),
+    ),
+    Mutant(
+        name="passes-end-with-a-checkpoint",
+        file=PASSES,
+        old="                each.grad_fn.register_prehook(_Hook(reducer))\n",
+        new="",
+        why="a reentrant checkpoint of the last layer ends the reduction of all others",
+        tests=(Selection("0", OF_PASSES, "also_of_the_last_layer", ranks=3),),
+    ),
+    Mutant(
+        name="all-buckets-pushed-at-the-end",
+        file=GRADIENTS,
+        old="        for bucket in rest:\n            self._push(bucket)\n",
+        new="        for bucket in self._buckets:\n            self._push(bucket)\n",
+        why="a bucket is pushed twice in a pass",
+        tests=(Selection("0", MODULES, "backward_twice", ranks=3),),
+    ),
+    Mutant(
         name="use-before-the-last-pass-forgotten",
         file=GRADIENTS,
-        old="        self._touched.add(name)\n        if not",
-        new="        if not",
+        old="            self._touched |= bucket.given\n",
+        new="",
         why="a gradient accumulated in no_sync alone is not reduced",
         tests=(Selection("0", MODULES, "use_in_no_sync", ranks=3),),
     ),
     Mutant(
         name="unused-parameters-get-zeros",
-        file=GRADIENTS,
-        old="            elif name in kept and not used[name]:\n",
-        new="            elif False:\n",
+        file=SLOTS,
+        old="            if key in unused:\n",
+        new="            if False:\n",
         why="momentum and weight decay move weights that no rank has used",
         tests=(Selection("0", MODULES, "some_ranks_or_no_rank", ranks=3),),
     ),
     Mutant(
         name="blocks-of-failed-passes-stay-open",
         file=GRADIENTS,
-        old="        self.drop()\n        if self.parameters.",
-        new="        if self.parameters.",
+        old="                self.drop()\n        self._note_use()\n",
+        new="                pass\n        self._note_use()\n",
         why="after an exception in backward no pass can reduce",
-        tests=(Selection("0", MODULES, "exception_in_backward", ranks=3),),
+        tests=(Selection("0", PROGRAMS, "exception_in_the_pass_before", ranks=3),),
     ),
     Mutant(
         name="layouts-not-compared",
         file=GRADIENTS,
-        old="            alike = len({*self._kv.allgather(layouts).tolist()}) == 1\n",
-        new="            self._kv.allgather(layouts)\n            alike = True\n",
+        old="            alike = len({*kv.allgather(layouts).tolist()}) == 1\n",
+        new="            kv.allgather(layouts)\n            alike = True\n",
         why="ranks add gradients of other elements if their layouts differ",
         tests=(Selection("0", PROGRAMS, "other_layouts", ranks=3),),
     ),
     Mutant(
         name="gradients-in-another-layout",
-        file=GRADIENTS,
+        file=SLOTS,
         old="        if alike and torch",
         new="        if False and torch",
         why="torch warns, and optimizers are slow with parameters in channels last",
@@ -136,8 +163,8 @@ MUTANTS = (
     Mutant(
         name="pushes-before-hooks-of-the-program",
         file=GRADIENTS,
-        old="node.register_hook(",
-        new="parameter.register_post_accumulate_grad_hook(",
+        old="self._nodes[name].register_hook(",
+        new="self._slots[name].parameter.register_post_accumulate_grad_hook(",
         why="a hook that clips gradients writes into a bucket that is being reduced",
         tests=(Selection("0", HOOKS, "sees_the_ranks_own", ranks=3),),
     ),
@@ -151,9 +178,9 @@ MUTANTS = (
     ),
     Mutant(
         name="held-gradients-overwritten",
-        file=GRADIENTS,
-        old="        self._part(getrefcount(self._view) > self._references)\n        if",
-        new="        if",
+        file=SLOTS,
+        old="    held = max(map(getrefcount, views)) > slots[0].references + 1",
+        new="    held = False",
         why="gradients of several losses, kept to be compared, become the last of them",
         tests=(Selection("0", "ranks/test_data_parallel_held.py", "keeps_its_numbers", ranks=3),),
     ),
@@ -168,8 +195,8 @@ MUTANTS = (
     Mutant(
         name="hooks-keep-the-store",
         file=GRADIENTS,
-        old="        self._gradients = ref(gradients)\n",
-        new="        self._gradients = lambda: gradients\n",
+        old="_hook(ref(self), ",
+        new="_hook(lambda: self, ",
         why="a store lives as long as a loss that its module has computed",
         tests=(Selection("0", "unit/torch/test_data_parallel_freed.py", "outlives"),),
     ),
@@ -191,9 +218,9 @@ MUTANTS = (
     ),
     Mutant(
         name="host-waits-in-backward",
-        file=DEVICES,
-        old="        self._kv.pull(last)\n",
-        new="        self._kv.wait(keys)\n",
+        file=GRADIENTS,
+        old="            settle(self._kv, self._keys)\n",
+        new="            self._kv.wait(self._keys)\n",
         why="the host prepares no step while the GPU computes",
         tests=(Selection("2", "nccl/test_standin_modules.py", "ordered_by_streams"),),
     ),

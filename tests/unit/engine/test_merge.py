@@ -180,3 +180,31 @@ def test_a_list_that_is_no_list_of_all_keys_is_refused_as_before() -> None:
         assert len(buckets(kv)) == 3
         kv.push((0, 1, 2), [np.ones(2)] * 3)
         assert buckets(kv) == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_waits_and_blocks_of_earlier_keys_follow_a_merge(size: int) -> None:
+    keys, ones = [0, 1, 2], [np.ones(4, np.float32)] * 3
+
+    def body() -> list[tuple[float, int]]:
+        seen = []
+        with store("none") as kv:
+            for key in keys:
+                kv.init(key, ones[key])
+                kv.push(key, ones[key])
+                kv.wait(key)
+            for step in range(1, 5):  # the second step merges
+                values = [step * one for one in ones]
+                with kv.overlap(keys):
+                    for key in keys:
+                        kv.push(key, values[key])
+                kv.wait(keys)
+                if step > 1:
+                    kv.push(keys, values)
+                kv.push(0, 10 * values[0])
+                kv.wait(0)
+                seen.append((float(kv.pull(0, local=True)[0]) / step, len(buckets(kv))))
+        return seen
+
+    for seen in run_ranks(size, body, timeout=20):
+        assert seen == [(10 * size, 3), (10 * size, 1), (10 * size, 1), (10 * size, 1)]

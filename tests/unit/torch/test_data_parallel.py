@@ -127,7 +127,10 @@ def test_a_copy_of_the_wrapper_is_refused(model: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph:UserWarning")
 def test_a_gradient_of_a_gradient_leaves_grad_without_a_graph(model: Any) -> None:
-    model(torch.ones(1, 2)).square().sum().backward(create_graph=True)
+    loss = model(torch.ones(1, 2)).square().sum()
+    torch.autograd.grad(loss, model.module.weight, create_graph=True)  # warns of nothing
+    with pytest.warns(UserWarning, match=r"backward with create_graph=True: .* without a graph"):
+        loss.backward(create_graph=True)
     assert not model.module.weight.grad.requires_grad
 
 
@@ -248,7 +251,23 @@ def test_quantised_buffers_are_refused(broadcast: bool) -> None:
 def test_own_keys_of_the_program_are_refused() -> None:
     model = DataParallel(torch.nn.Linear(2, 1), "local")
     kv = model.kvstore
-    kv.init("own", np.zeros(2))
     with pytest.raises(UsageError, match="key 'own' is not of the module .* another store"):
-        kv.pushpull("own", np.ones(2), out=np.empty(2))
+        kv.init("own", np.zeros(2))
+    with pytest.raises(UsageError, match="key 'own' is not of the module .* another store"):
+        kv.broadcast("own", np.zeros(2), np.zeros(2))
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
+    model.close()
+
+
+def test_updaters_of_the_program_are_refused() -> None:
+    model = DataParallel(torch.nn.Linear(2, 1), "local")
+    for set_updater in (
+        lambda: model.kvstore.set_updater(lambda *_: None),
+        lambda: model.kvstore.set_optimizer(ncclkv.optimizer.create("sgd")),
+    ):
+        with pytest.raises(UsageError, match="no values to update, .*; create another store"):
+            set_updater()
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
     model.close()
