@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from operator import attrgetter
 from typing import Any
@@ -72,7 +72,7 @@ def _accumulation_of(parameter: torch.nn.Parameter) -> torch.autograd.graph.Node
 
 
 def _hook(
-    gradients: ref[Gradients], present: Pass, left: set[str], name: str
+    gradients: ref[Gradients], present: Pass, bucket: Slots, name: str
 ) -> Callable[..., None]:
     """Return the hook of a parameter, which counts its gradient.
 
@@ -80,13 +80,16 @@ def _hook(
     store would keep it as long as the program keeps a loss, or the module.  A pass calls all hooks,
     so a hook is one function, which calls others only at the ends of passes and buckets.
     """
+    left, undefined = bucket.left, bucket.undefined
 
-    def count(*_: object) -> None:
+    def count(_: object, outputs: Sequence[torch.Tensor | None]) -> None:
         if present.ending() is None:
             owner = gradients()
             if owner is None:
                 return
             owner.begin()
+        if outputs[0] is None:
+            undefined.add(name)
         if name in left:
             left.remove(name)
         elif present.reduces:
@@ -193,8 +196,10 @@ class Gradients:
         new, gone = self.parameters.follow(check_unwrapped)
         for key in gone:
             self._leave(key)
-        if new or gone:
-            self._flags = None  # a key may have another parameter now
+        for name in self._slots:
+            if (parameter := self.parameters.by_key[name]).requires_grad:
+                self._nodes[name] = _accumulation_of(parameter)
+        self._flags = None  # a key may have another parameter, and a parameter another node
         try:
             self._follow_flags()
             self._make_counts()
@@ -239,7 +244,7 @@ class Gradients:
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.by_key}
         _remove(self._hooks)
         for name, bucket in self._bucket_of.items():
-            hook = _hook(ref(self), self._pass, bucket.left, name)
+            hook = _hook(ref(self), self._pass, bucket, name)
             self._hooks[name] = self._nodes[name].register_hook(hook)
         self._flags = flags
 
@@ -325,7 +330,10 @@ class Gradients:
 
     def _end(self) -> None:
         """End the block, and give back the gradients."""
-        if not self._pass.reduces or not any(bucket.given for bucket in self._buckets):
+        if not self._pass.reduces:
+            return
+        if not any(bucket.given for bucket in self._buckets):
+            self._check_nodes(self._active)  # else the pass has used none of the parameters
             return
         self._pass.finish()
         with self._device.hooks():
@@ -372,6 +380,7 @@ class Gradients:
         """
         rest = [bucket for bucket in self._buckets if not bucket.pushed]
         missing = [name for bucket in rest for name in bucket.by_key if name in bucket.left]
+        self._check_nodes(missing)
         if missing and not self._find_unused:
             self._refuse(missing)
         kept: dict[str, torch.Tensor | None] = {}
@@ -388,6 +397,23 @@ class Gradients:
             self._counted.copy_(torch.tensor(used, dtype=torch.int32))
             self._kv.push(self._counts_key, self._counts)
         return kept
+
+    def _check_nodes(self, missing: Iterable[str]) -> None:
+        """Refuse a pass in which gradients were accumulated by nodes without hooks."""
+        nodes, parameters = self._nodes, self.parameters.by_key
+        lost = [
+            name
+            for name in missing
+            if name in nodes and _accumulation_of(parameters[name]) is not nodes[name]
+        ]
+        if lost:
+            nodes.update((name, _accumulation_of(parameters[name])) for name in lost)
+            self._flags = None  # the next forward pass registers the hooks
+            raise UsageError(
+                f"backward: the gradient of parameter {lost[0]!r} was not reduced, because its "
+                f"tensor was replaced in place after the wrapping (by set_, swap_tensors or "
+                f".data); later passes reduce it: call zero_grad(), and repeat this step"
+            )
 
     def _refuse(self, missing: list[str]) -> None:
         """Refuse a pass that has left out parameters."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter, is_
 from sys import getrefcount
 from typing import Any
 
 import torch
 
-from ncclkv.errors import NotSupported
+from ncclkv.errors import NotSupported, UsageError
 from ncclkv.store.sums import InPlace
 from ncclkv.torch.views import as_tensor
 
@@ -128,6 +128,8 @@ class Slots:
     sums : InPlace
     left : set of str
         The keys whose gradients the present pass has not given yet.
+    undefined : set of str
+        The keys whose gradients the present pass has given as None, which counts as zeros.
     pushed : bool
         Whether the present pass has pushed the bucket.
     """
@@ -136,11 +138,13 @@ class Slots:
         self.by_key = by_key
         self.sums = sums
         self.left = {*by_key}
+        self.undefined: set[str] = set()
         self.pushed = False
 
     def begin(self) -> None:
         """Begin a pass."""
         self.left.update(self.by_key)
+        self.undefined.clear()
         self.pushed = False
 
     @property
@@ -149,10 +153,17 @@ class Slots:
         return self.by_key.keys() - self.left
 
     def take_gradients(self, *, as_view: bool) -> None:
-        """Copy each `.grad` to its place, unless it is there; make it a view of it if `as_view`."""
+        """Copy each `.grad` to its place, unless it is there; make it a view of it if `as_view`.
+
+        Raises
+        ------
+        UsageError
+            When the program has taken a gradient before it was reduced.
+        """
         slots = [*self.by_key.values()]
         gradients = [slot.parameter.grad for slot in slots]
         if not _are_new(slots, gradients):
+            self._check_taken(gradients)
             found = [slot.yield_place(key) for key, slot in self.by_key.items()]
             pairs = zip(slots, found, strict=True)
             slots = [slot for slot, gradient in pairs if gradient is not None]
@@ -164,6 +175,17 @@ class Slots:
         if as_view:
             for slot in slots:
                 slot.show()
+
+    def _check_taken(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Refuse a gradient that backward has given and `.grad` does not have."""
+        none = {key for key, each in zip(self.by_key, gradients, strict=True) if each is None}
+        taken = sorted(none - self.left - self.undefined)
+        if taken:
+            raise UsageError(
+                f"backward: .grad of parameter {taken[0]!r} is None before its gradient was "
+                f"reduced; a hook has taken it, such as to step an optimizer inside backward: make "
+                f"the step after backward"
+            )
 
     def multiply(self, factor: float) -> None:
         """Multiply the sums."""

@@ -176,3 +176,37 @@ def test_ignored_parameters_and_buffers_stay_each_ranks_own(wrap: Wrap, dot: str
         assert gradient(module.layers[3].weight) == [RANK + 1.0] * 2
         assert gradient(module.layers[0].weight) == pytest.approx([MEAN] * 2)
     assert module.mark.item() == RANK
+
+
+class Halved(nn.Module):
+    """A parametrization, which makes a weight from its original."""
+
+    def forward(self, original: Any) -> Any:
+        return original * 0.5
+
+
+def test_a_parametrized_weight_is_reduced(wrap: Wrap) -> None:
+    """torch replaces the node that accumulates the gradient, and keeps the parameter."""
+    model = wrap(linear(1.0), find_unused_parameters=True)
+    model(X).sum().backward()
+    torch.nn.utils.parametrize.register_parametrization(model.module, "weight", Halved())
+    for _ in range(2):
+        model.zero_grad()
+        model(X).sum().backward()
+        original = model.module.parametrizations.weight.original
+        assert gradient(original) == pytest.approx([MEAN / 2] * 2)
+
+
+@pytest.mark.parametrize("find_unused", [True, False])
+def test_a_tensor_replaced_in_place_is_refused_once(wrap: Wrap, find_unused: bool) -> None:
+    model = wrap(linear(1.0), find_unused_parameters=find_unused)
+    model(X).sum().backward()
+    weight = model.module.weight
+    with torch.no_grad():
+        weight.set_(torch.ones(1, 2, dtype=torch.float64))
+    model.zero_grad()
+    with pytest.raises(UsageError, match=r"'weight' was not reduced, because its tensor was repl"):
+        model(X).sum().backward()
+    model.zero_grad()
+    model(X).sum().backward()
+    assert gradient(weight) == pytest.approx([MEAN] * 2)

@@ -10,6 +10,7 @@ from weakref import ref
 import pytest
 from mpi4py import MPI
 
+from ncclkv.errors import UsageError
 from tests.harness.modules import MEAN_RANK, RANK, SIZE, Wrap, gradient, linear
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -89,3 +90,54 @@ def test_wrappers_that_are_dropped_without_close_are_freed() -> None:
         assert (gradients(), kv()) == (None, None)
         counts.append(len(os.listdir("/proc/self/fd")))
     assert counts[2:] == counts[2:3] * 4
+
+
+def test_a_hook_that_takes_gradients_before_they_are_reduced_is_refused(wrap: Wrap) -> None:
+    """Step an optimizer inside backward, as programs do that save the memory of gradients."""
+    model = wrap(linear(1.0), gradient_as_view=True)
+    weight = model.module.weight
+    step = torch.optim.SGD([weight], lr=1.0)
+
+    def take(parameter: Any) -> None:
+        step.step()
+        step.zero_grad()
+
+    hook = weight.register_post_accumulate_grad_hook(take)
+    with pytest.raises(UsageError, match=r"\.grad of parameter 'weight' is None .* after backward"):
+        model(torch.full((1, 2), RANK + 1.0, dtype=torch.float64)).sum().backward()
+    hook.remove()
+    model(torch.full((1, 2), RANK + 1.0, dtype=torch.float64)).sum().backward()
+    assert gradient(weight) == pytest.approx([MEAN_RANK + 1] * 2)
+
+
+class NoGradient(torch.autograd.Function):
+    """A function that gives its second argument no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        return x * weight.sum()
+
+    @staticmethod
+    def backward(ctx: Any, given: Any) -> Any:
+        return given, None
+
+
+class Undefined(nn.Module):
+    """A layer, and a weight whose gradient backward gives as None on the first rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = linear(1.0)
+        self.weight = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+    def forward(self, x: Any) -> Any:
+        x = self.layer(x)
+        return NoGradient.apply(x, self.weight) if RANK == 0 else x * self.weight.sum()
+
+
+def test_an_undefined_gradient_counts_as_zeros(wrap: Wrap) -> None:
+    model = wrap(Undefined())
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+        assert gradient(model.module.weight) == pytest.approx([2.0 * (SIZE - 1) / SIZE] * 2)
