@@ -10,6 +10,7 @@ from threading import local
 from types import FrameType
 from weakref import ref
 
+from ncclkv.comm import callbacks
 from ncclkv.comm.diagnosis import dump
 from ncclkv.errors import CommError, ContractError, UsageError
 
@@ -33,8 +34,9 @@ class Running:
         self._refused: ref[UsageError] | None = None
 
     def check(self, name: str) -> None:
-        """Refuse the verb `name` inside another verb."""
+        """Refuse the verb `name` inside another verb, and inside a callback of a communicator."""
         if not self.verb:
+            callbacks.refuse(name)
             return
         if not _is_interrupted(_getframe()):
             # An exception left a verb before the end of its `with` block had begun.
