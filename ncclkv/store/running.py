@@ -1,6 +1,7 @@
 """Running: the verb that a thread executes now, during which no other verb may be called.
 
-A signal handler or a destructor may run at any moment of a verb.
+A signal handler or a destructor may run at any moment of a verb.  A verb also calls functions of
+the program: schedules, instruments, handlers of log records, and methods of arrays and of keys.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class Running:
             self.verb = ""
             return
         error = UsageError(
-            f"{name} was called inside {self.verb}, by a signal handler or a destructor; set a "
-            f"flag there, and call {name} after {self.verb} has returned"
+            f"{name} was called inside {self.verb}, by a signal handler, a destructor or a "
+            f"function that {self.verb} calls; set a flag there, and call {name} after "
+            f"{self.verb} has returned"
         )
         self._refused = ref(error)
         raise error

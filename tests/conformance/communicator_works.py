@@ -377,6 +377,7 @@ def waits_inside_apply_and_then_block_no_host(comm: Communicator) -> None:
                 refuses("Work.done", work.done)
         if not comm.blocks:
             refuses("synchronize", comm.synchronize)
+            refuses("abort", lambda: comm.abort("inside a callback"))
 
     in_callbacks(comm, attempt, 0)
     late.wait()

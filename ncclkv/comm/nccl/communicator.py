@@ -298,6 +298,7 @@ class NcclCommunicator(Communicator):
         self._progress.synchronize(timeout)
 
     def abort(self, reason: str) -> None:
+        callbacks.refuse("abort")  # the rest of a callback would use a stream that is freed
         if not self._closed:
             self._closed = True
             with self.lock:
