@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import filterfalse
 from operator import methodcaller
+from threading import get_ident
 from typing import TypeVar
 
 from ncclkv.comm import callbacks
@@ -91,7 +92,7 @@ class ProgressEngine:
         self.digest = CallDigest()
         self._timeout = timeout
         self.spin_limit = transport.spin_limit
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._lent = 0  # blocks of `lend`, which end in any order
         self._active: list[HostWork] = []
         self._who = f"rank {transport.rank} of {transport.size}"
@@ -120,7 +121,7 @@ class ProgressEngine:
 
         The waits of the calling thread advance them meanwhile, and afterwards.
         """
-        self._thread, self._lent = threading.get_ident(), self._lent + 1
+        self._thread, self._lent = get_ident(), self._lent + 1
         try:
             yield
         finally:
@@ -136,7 +137,7 @@ class ProgressEngine:
             raise again(self.failure)
         work.progress, work.call = self, self.calls.recorder.log.count
         if not self._lent:
-            self._thread = threading.get_ident()
+            self._thread = get_ident()
         # Kept before its first step: MPI may still write into the messages of a failed step.
         self._active.append(work)
         _in_flight.add(self)
@@ -148,7 +149,7 @@ class ProgressEngine:
 
         An error breaks the communicator.
         """
-        thread = threading.get_ident()
+        thread = get_ident()
         if self.failure is not None:
             raise again(self.failure)
         for work in self._active.copy() if only is None else (only,):
