@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ncclkv.comm import callbacks
 from ncclkv.comm.buffers import (
     allocate,
     check_buffer,
@@ -107,6 +108,8 @@ class Collective:
             each element once, in any order; a range to an owner is not empty.  The calls are made
             while this rank launches or waits for any collective.
         """
+        if callbacks.inside:
+            callbacks.refuse("a reduction")
         work = self._start(apply)
         work.label = self.label
         return work
@@ -261,6 +264,8 @@ class Communicator(ABC):
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
         """Launch a copy of the root's `buffer` into every rank's."""
+        if callbacks.inside:
+            callbacks.refuse("broadcast")
         check_root(root, self.size)
         self._check_memory(buffer, to_write=self.rank != root)
         check_buffer(buffer)
@@ -280,6 +285,8 @@ class Communicator(ABC):
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
         """Put every rank's `send` into `receive`, in rank order."""
+        if callbacks.inside:
+            callbacks.refuse("allgather")
         self._check_pair(send, receive, _length(send) * self.size, -self.rank * _length(send))
         return self._gather(send, receive, [send.size] * self.size, None)
 
@@ -299,6 +306,8 @@ class Communicator(ABC):
             Called once, when the collective is complete.  On a GPU it is called at the launch, and
             what it puts on the current stream follows the collective.
         """
+        if callbacks.inside:
+            callbacks.refuse("allgatherv")
         check_counts(counts, self.size)
         before = sum(counts[: self.rank])
         self._check_pair(send, receive, sum(counts), -before)
@@ -328,6 +337,8 @@ class Communicator(ABC):
         then : callable, optional
             As for `allgatherv`.
         """
+        if callbacks.inside:
+            callbacks.refuse("all_to_all")
         check_exchange(send, receive, self.rank, self.size, self._check_memory)
         return self._exchange(send, receive, then)
 

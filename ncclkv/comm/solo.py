@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ncclkv.comm import callbacks
 from ncclkv.comm.base import Collective, Communicator, closed, left
 from ncclkv.comm.buffers import check_color
 from ncclkv.comm.control import CallDigest, ObjectComm
 from ncclkv.comm.roster import check_alone
-from ncclkv.comm.types import Apply, Buffer, DoneWork, Owners, Then, To, Work, refuse_nested
+from ncclkv.comm.types import Apply, Buffer, DoneWork, Owners, Then, To, Work
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
+
+_WHO = "rank 0 of 1"
 
 
 class SoloObjectComm(ObjectComm):
@@ -23,10 +26,11 @@ class SoloObjectComm(ObjectComm):
     rank = 0
 
     def allgather(self, item: Any, label: str = "") -> list[Any]:
+        callbacks.refuse("control.allgather")
         return [item]
 
     def barrier(self, label: str = "") -> None:
-        return None
+        callbacks.refuse("control.barrier")
 
 
 class SoloCommunicator(Communicator):
@@ -55,22 +59,11 @@ class SoloCommunicator(Communicator):
         self.kernels = HostKernels()
         self.lock = threading.RLock()
         self._failure: KVStoreError | None = None
-        self._calling = False
 
     def _check(self) -> None:
         """Refuse to go on after the end."""
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args)
-        if self._calling:
-            refuse_nested(0, 1)
-
-    def _call(self, function: Callable[..., None], *arguments: int) -> None:
-        """Call `apply` or `then`, in which launches are refused."""
-        self._calling = True
-        try:
-            function(*arguments)
-        finally:
-            self._calling = False
 
     def _reduction(
         self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
@@ -78,7 +71,7 @@ class SoloCommunicator(Communicator):
         def start(apply: Apply | None) -> Work:
             self._copy(send, receive)
             if apply is not None and receive.size:
-                self._call(apply, 0, receive.size)
+                callbacks.run(_WHO, apply, 0, receive.size)
             return DoneWork()
 
         return Collective(start)
@@ -100,7 +93,7 @@ class SoloCommunicator(Communicator):
     ) -> Work:
         self._copy(send[0], receive[0])
         if then is not None:
-            self._call(then)
+            callbacks.run(_WHO, then)
         return DoneWork()
 
     def _copy(self, send: Buffer, receive: Buffer) -> None:
@@ -110,15 +103,18 @@ class SoloCommunicator(Communicator):
             np.copyto(receive, send)
 
     def barrier(self) -> Work:
+        callbacks.refuse("barrier")
         self._check()
         return DoneWork()
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        callbacks.refuse("split")
         self._check()
         check_color(color, key)
         return None if color is None else SoloCommunicator(self.timeout)
 
     def duplicate(self, timeout: float | None = None) -> Communicator:
+        callbacks.refuse("duplicate")
         self._check()
         return SoloCommunicator(self.timeout if timeout is None else timeout)
 
@@ -126,4 +122,5 @@ class SoloCommunicator(Communicator):
         self._failure = self._failure or CommAborted(left(0, 1, reason))
 
     def close(self) -> None:
+        callbacks.refuse("close")
         self._failure = self._failure or UsageError(closed(0, 1))

@@ -6,11 +6,9 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from numpy.typing import NDArray
-
-from ncclkv.errors import UsageError
 
 Buffer = NDArray[Any]
 """A one-dimensional contiguous array of one dtype: NumPy's on hosts, CuPy's on GPUs."""
@@ -18,14 +16,16 @@ Buffer = NDArray[Any]
 Apply = Callable[[int, int], None]
 """``apply(lo, hi)``: elements ``[lo, hi)`` of the result are reduced and may be used.
 
-The function launches no collective: ranks call it in different orders.
+Ranks call the function in different orders.  So it makes no call that all ranks make together: no
+launch, exchange, split or end, on any communicator or store.  On hosts it waits for no collective.
+`ncclkv.comm.callbacks` refuses these calls.
 """
 
 Then = Callable[[], None]
 """Function that is called once, when a collective is complete.
 
 On a GPU it is called at the launch, and its kernels run on the stream after the collective.
-The function launches no collective: ranks call it in different orders.
+The calls that `Apply` leaves out are refused here, too.
 """
 
 OPS = ("sum", "avg", "max", "min", "prod")
@@ -158,11 +158,3 @@ class DoneWork(Work):
         return True
 
     def wait(self, timeout: float | None = None) -> None: ...
-
-
-def refuse_nested(rank: int, size: int) -> NoReturn:
-    """Refuse the launch of a collective inside `apply` or `then` of another."""
-    raise UsageError(
-        f"rank {rank} of {size}: a collective was launched inside 'apply' or 'then' of another "
-        f"collective, and ranks call these functions in different orders; launch it after the wait"
-    )

@@ -749,6 +749,10 @@ are ints, such as 3; use one kind
 
         ``dispose()`` is called when the updater is replaced or the store closed.
 
+        The updater calls no verb of its own store.  The updater may call other stores if all ranks
+        make the same calls, as with ``update_on="every_rank"``.  ``state_dict`` and the methods
+        that load a state call no store.
+
         Examples
         --------
         >>> import numpy as np, ncclkv

@@ -1,6 +1,7 @@
 """Running: the verb that a thread executes now, during which no other verb may be called.
 
-A signal handler or a destructor may run at any moment of a verb.
+A signal handler or a destructor may run at any moment of a verb.  A verb also calls functions of
+the program: schedules, instruments, handlers of log records, and methods of arrays and of keys.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from threading import local
 from types import FrameType
 from weakref import ref
 
+from ncclkv.comm import callbacks
 from ncclkv.comm.diagnosis import dump
 from ncclkv.errors import CommError, ContractError, UsageError
 
@@ -33,16 +35,18 @@ class Running:
         self._refused: ref[UsageError] | None = None
 
     def check(self, name: str) -> None:
-        """Refuse the verb `name` inside another verb."""
+        """Refuse the verb `name` inside another verb, and inside a callback of a communicator."""
         if not self.verb:
+            callbacks.refuse(name)
             return
         if not _is_interrupted(_getframe()):
             # An exception left a verb before the end of its `with` block had begun.
             self.verb = ""
             return
         error = UsageError(
-            f"{name} was called inside {self.verb}, by a signal handler or a destructor; set a "
-            f"flag there, and call {name} after {self.verb} has returned"
+            f"{name} was called inside {self.verb}, by a signal handler, a destructor or a "
+            f"function that {self.verb} calls; set a flag there, and call {name} after "
+            f"{self.verb} has returned"
         )
         self._refused = ref(error)
         raise error

@@ -11,6 +11,7 @@ from threading import current_thread, get_ident
 from time import perf_counter
 from typing import NoReturn
 
+from ncclkv.comm import callbacks
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import dump
 from ncclkv.comm.host import finalize
@@ -308,7 +309,7 @@ class Verb:
         try:
             if session.closed or (this_process.pid, get_ident()) != self._owner:
                 session.check_other(name)
-            if self._running.verb:
+            if self._running.verb or callbacks.inside:
                 self._running.check(name)
             if session.block and session.block not in self._allowed_inside:
                 raise UsageError(f"{name} was called inside {session.block}; call it after its end")

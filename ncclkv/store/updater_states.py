@@ -42,8 +42,12 @@ class UpdaterStates(Component):
         rule, state_dict = self._engine.rule, self._method("state_dict")
         if state_dict is None:
             return None
-        with self._session.updating():
+        # Not in `updating`: other ranks wait in this verb, and would join no call of another store.
+        try:
             given: Any = state_dict()  # type: ignore[call-arg]
+        except UsageError as error:
+            # A new error: all ranks raise it, so a refused verb leaves no rank a call behind.
+            raise UsageError(f"state_dict of the updater {rule.name}: {error}") from error
         if not isinstance(given, dict):
             raise UsageError(
                 f"state_dict of the updater {rule.name} returned a {type(given).__name__}; return "
@@ -165,13 +169,12 @@ class UpdaterStates(Component):
         if self._engine.placement.updates:
             updater: Any = source
             try:
-                with self._session.updating():
-                    state = states[0]
-                    if merges:
-                        called = "merge_state_dicts"
-                        state = updater.merge_state_dicts([*states])
-                        called = "load_state_dict"
-                    updater.load_state_dict(state)
+                state = states[0]
+                if merges:
+                    called = "merge_state_dicts"
+                    state = updater.merge_state_dicts([*states])
+                    called = "load_state_dict"
+                updater.load_state_dict(state)
             except Exception as error:
                 failure = error
         text = None if failure is None else f"{called} of the updater {self._engine.rule.name} "

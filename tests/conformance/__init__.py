@@ -12,6 +12,7 @@ import pytest
 MODULES = (
     "arrays",
     "buckets",
+    "callbacks",
     "checkpoints",
     "checkpoints_divided",
     "checkpoints_refused",

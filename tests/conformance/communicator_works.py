@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.host.launch import world
 from ncclkv.comm.messages.channel import PIECE_BYTES, SHORT_BYTES
-from ncclkv.comm.types import ALIGNMENT, EVERYONE, Root, Work
+from ncclkv.comm.types import ALIGNMENT, EVERYONE, DoneWork, Root, Work
 from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import current_buffers
 from tests.conformance.communicator import case, data, expected, identical, summed
@@ -271,25 +272,120 @@ def close_twice(comm: Communicator) -> None:
     check(comm, buffer, 2)
 
 
+def pieces(buffer: Any) -> list[Any]:
+    """Return the elements of a buffer as buffers of one element."""
+    return [buffer[index : index + 1] for index in range(buffer.size)]
+
+
+def shared_calls(comm: Communicator) -> dict[str, Callable[[], object]]:
+    """Return each call that all ranks make together, by the name that its refusal states."""
+    place = current_buffers()
+    one, none = place.put(np.ones(1, F32)), place.put(np.zeros(0, F32))
+    each = place.put(np.zeros(comm.size, F32))
+    sent, parts = [one] * comm.size, pieces(each)
+    return {
+        "a reduction": lambda: comm.allreduce(each, each),
+        "a reduction of no elements": lambda: comm.allreduce(none, none),
+        "a reduction to owners": lambda: comm.reduce_scatter(each, one),
+        "broadcast": lambda: comm.broadcast(each),
+        "broadcast of no elements": lambda: comm.broadcast(none),
+        "allgather": lambda: comm.allgather(one, each),
+        "allgatherv": lambda: comm.allgatherv(one, each, [1] * comm.size),
+        "all_to_all": lambda: comm.all_to_all(sent, parts),
+        "barrier": comm.barrier,
+        "split": lambda: comm.split(None),
+        "duplicate": comm.duplicate,
+        "close": comm.close,
+        "control.allgather": lambda: comm.control.allgather(comm.rank),
+        "control.broadcast": lambda: comm.control.broadcast(comm.rank),
+        "control.barrier": comm.control.barrier,
+        "world": lambda: world(1.0),
+    }
+
+
+def refuses(name: str, call: Callable[[], object]) -> None:
+    """Fail unless a call is refused by its name."""
+    named = {"control.broadcast": "control.allgather"}.get(name, name.partition(" of ")[0])
+    words = f"rank [0-9]+ of [0-9]+: {named.removesuffix(' to owners')} was called inside 'apply'"
+    with pytest.raises(UsageError, match=words):
+        call()
+
+
+def in_callbacks(comm: Communicator, function: Callable[[], object], rank: int) -> None:
+    """Call a function on one rank, in `apply` and in `then`; the collectives must be right."""
+    place, called = current_buffers(), []
+
+    def callback(*_: int) -> None:
+        if comm.rank == rank:
+            called.append(function())
+
+    for count in (8, 100_000):
+        send = place.put(data(comm.rank, count, F32))
+        receive = place.put(np.zeros(count, F32))
+        comm.reduction(send, receive).launch(callback).wait()
+        summed(comm, place.get(receive), expected(comm, count, F32, "sum"), "the outer sum")
+        assert bool(called) == (comm.rank == rank)
+        called.clear()
+    gathered = place.put(np.zeros(comm.size, F32))
+    own = place.put(np.full(1, comm.rank, F32))
+    comm.allgatherv(own, gathered, [1] * comm.size, callback).wait()
+    assert place.get(gathered).tolist() == [*range(comm.size)]
+    assert bool(called) == (comm.rank == rank)
+    called.clear()
+    comm.all_to_all([own] * comm.size, pieces(gathered), callback).wait()
+    assert bool(called) == (comm.rank == rank)
+    empty = place.put(np.zeros(0, F32))
+    comm.allgatherv(empty, empty, [0] * comm.size, callback).wait()
+    assert len(called) == 2 * (comm.rank == rank)
+
+
 @case
-def launches_inside_apply_and_then_are_refused(comm: Communicator) -> None:
-    refused: list[str] = []
+def calls_of_all_ranks_are_refused_inside_apply_and_then(comm: Communicator) -> None:
+    twin, part = comm.duplicate(), comm.split(0)
+    assert part is not None
+    # One rank alone tries: a call that is refused after its first step would leave it behind.
+    for outer, inner in ((comm, comm), (comm, twin), (twin, comm), (comm, part), (part, twin)):
+        calls = shared_calls(inner)
 
-    def launch(*_: int) -> None:
-        buffer = current_buffers().put(data(comm.rank, 4, F32))
-        with pytest.raises(UsageError, match="launched inside 'apply' or 'then'") as caught:
-            comm.allreduce(buffer, buffer)
-        refused.append(str(caught.value))
+        def attempt(calls: dict[str, Callable[[], object]] = calls) -> None:
+            for name, call in calls.items():
+                refuses(name, call)
 
-    send = current_buffers().put(data(comm.rank, 8, F32))
-    receive = current_buffers().put(np.zeros(8, F32))
-    comm.reduction(send, receive).launch(launch).wait()
-    summed(comm, current_buffers().get(receive), expected(comm, 8, F32, "sum"), "the outer sum")
-    assert refused
-    refused.clear()
-    gathered = current_buffers().put(np.zeros(8 * comm.size, F32))
-    comm.allgatherv(send, gathered, [8] * comm.size, launch).wait()
-    assert refused
-    buffer, work = start(comm, 4, 1)
-    work.wait()
-    check(comm, buffer, 1)
+        in_callbacks(outer, attempt, comm.size - 1)
+    for step, own in enumerate((comm, twin, part)):
+        for count in (4, 100_000):
+            buffer, work = start(own, count, step)
+            work.wait()
+            check(own, buffer, step)
+        assert own.control.allgather(own.rank) == [*range(own.size)]
+        own.barrier().wait()
+    part.close()
+    twin.close()
+
+
+@case
+def waits_inside_apply_and_then_block_no_host(comm: Communicator) -> None:
+    buffer, early = start(comm, 60_000, 2)
+    late = comm.barrier()
+
+    def attempt() -> None:
+        for work in (early, late):
+            if isinstance(work, DoneWork) or not (comm.blocks or work is late):
+                work.wait()  # on a GPU a stream waits alone
+            else:
+                refuses("Work.wait", work.wait)
+                refuses("Work.done", work.done)
+        if not comm.blocks:
+            refuses("synchronize", comm.synchronize)
+            refuses("abort", lambda: comm.abort("inside a callback"))
+
+    in_callbacks(comm, attempt, 0)
+    late.wait()
+    early.wait()
+    check(comm, buffer, 2)
+
+
+@case
+def memory_of_the_node_is_refused_inside_apply_and_then(comm: Communicator) -> None:
+    if comm.node_shared(0) is not None:
+        in_callbacks(comm, lambda: refuses("node_shared", lambda: comm.node_shared(64)), 0)

@@ -26,6 +26,7 @@ PLACEMENTS = ("every_rank", "root", "sharded")
 
 PLACED_MODULES = frozenset(
     [
+        "callbacks",
         "checkpoints",
         "checkpoints_refused",
         "divergence",

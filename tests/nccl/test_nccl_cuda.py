@@ -6,6 +6,7 @@ No device is used; layers 4 and 5 show the effect of the calls.
 from __future__ import annotations
 
 import ctypes
+import gc
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -82,6 +83,29 @@ def test_an_event_without_a_user_is_recorded_anew(cuda):
     assert third.ptr == 100
     assert streams.record(1000).ptr == 102
     assert cuda.Event.call_count == 3
+
+
+class Destroyed:
+    """An event of CuPy, which destroys CUDA's event at its end."""
+
+    def __init__(self, ptr: int, destroyed: list[int]) -> None:
+        self.ptr = ptr
+        self._destroyed = destroyed
+
+    def __del__(self) -> None:
+        self._destroyed.append(self.ptr)
+
+
+def test_an_event_of_a_garbage_cycle_is_not_destroyed_before_it_is_recorded_anew(cuda):
+    made, destroyed = iter(range(100, 200)), []
+    cuda.Event.side_effect = lambda **_: Destroyed(next(made), destroyed)
+    streams = CupyStreams(0)
+    cycle: list[Any] = [streams.record(1000)]
+    cycle.append(cycle)  # as the frames of a traceback, if the exception is kept
+    del cycle
+    gc.collect()
+    assert streams.record(1000).ptr == 100
+    assert not destroyed
 
 
 def test_streams_of_others_are_made_current_too(cuda):

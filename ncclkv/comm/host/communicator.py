@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.comm import callbacks
 from ncclkv.comm.base import Collective, Communicator, closed, left
 from ncclkv.comm.buffers import check_color, check_in_place
 from ncclkv.comm.control import ObjectComm
@@ -48,6 +49,7 @@ class HostObjectComm(ObjectComm):
         self._tags = TagPool(transport, progress, offset=1)
 
     def allgather(self, item: Any, label: str = "") -> list[Any]:
+        callbacks.refuse("control.allgather")
         own = np.frombuffer(pickle.dumps(item), np.uint8)
         received: list[Buffer] = []
         self._tags.launch(
@@ -58,6 +60,7 @@ class HostObjectComm(ObjectComm):
         return [pickle.loads(part.data) for part in received]
 
     def barrier(self, label: str = "", timeout: float | None = None) -> None:
+        callbacks.refuse("control.barrier")
         self._tags.launch(algorithms.barrier, header.BARRIER, label).wait(timeout)
 
 
@@ -123,6 +126,7 @@ class HostCommunicator(Communicator):
         return super().allocate(nbytes) if memory is None else memory
 
     def node_shared(self, nbytes: int) -> Buffer | None:
+        callbacks.refuse("node_shared")
         return None if self._node is None else self._node.node_shared(nbytes)
 
     def rolling_back_node_shared(self) -> AbstractContextManager[None]:
@@ -215,6 +219,7 @@ class HostCommunicator(Communicator):
         return self._tags.launch(lambda channel: followed(steps(channel), then), call)
 
     def barrier(self) -> Work:
+        callbacks.refuse("barrier")
         return self._start(header.BARRIER, barrier, algorithms.barrier)
 
     def _start(
@@ -230,6 +235,7 @@ class HostCommunicator(Communicator):
         return self._progress.launch(StepWork(followed(shared(self._node), then), call))
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        callbacks.refuse("split")
         check_color(color, key)
         # Numbered from 0, with the ranks to leave out as a group of their own, which is closed.
         colors = sorted(
@@ -245,6 +251,7 @@ class HostCommunicator(Communicator):
         return part
 
     def duplicate(self, timeout: float | None = None) -> Communicator:
+        callbacks.refuse("duplicate")
         limit = self.timeout if timeout is None else timeout
         self.control.barrier("duplicate", limit)
         transport = self._transport.split(0, self.rank)
@@ -266,6 +273,7 @@ class HostCommunicator(Communicator):
     def close(self) -> None:
         if self._closed:
             return
+        callbacks.refuse("close")
         self._progress.calls.recorder.mark_closing()
         try:
             self.control.barrier("close")

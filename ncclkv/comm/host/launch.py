@@ -8,6 +8,7 @@ from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from ncclkv import env, notify
+from ncclkv.comm import callbacks
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import crossing
 from ncclkv.comm.diagnosis.call_log import call_site
@@ -55,6 +56,7 @@ def world(timeout: float | None = None) -> Communicator:
     >>> bool((sums == comm.size).all())
     True
     """
+    callbacks.refuse("world")
     timeout = env.timeout(timeout)
     started = env.launched_size()
     alone = started == 1 if started is not None else not env.launched_without_size()

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import filterfalse
 from operator import methodcaller
+from threading import get_ident
 from typing import TypeVar
 
+from ncclkv.comm import callbacks
 from ncclkv.comm.control import CallDigest
 from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.host import finalize
 from ncclkv.comm.transport import PeerFailed, Request, Steps, Transport
-from ncclkv.comm.types import Then, Work, refuse_nested
+from ncclkv.comm.types import Then, Work
 from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch, again
 
 Made = TypeVar("Made", bound="HostWork")
@@ -90,10 +92,10 @@ class ProgressEngine:
         self.digest = CallDigest()
         self._timeout = timeout
         self.spin_limit = transport.spin_limit
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._lent = 0  # blocks of `lend`, which end in any order
         self._active: list[HostWork] = []
-        self._advancing = False
+        self._who = f"rank {transport.rank} of {transport.size}"
         self.failure: KVStoreError | None = None
         self.multi_node = False
         self.lock = threading.RLock()
@@ -119,7 +121,7 @@ class ProgressEngine:
 
         The waits of the calling thread advance them meanwhile, and afterwards.
         """
-        self._thread, self._lent = threading.get_ident(), self._lent + 1
+        self._thread, self._lent = get_ident(), self._lent + 1
         try:
             yield
         finally:
@@ -133,12 +135,9 @@ class ProgressEngine:
         """Start a collective, and make its first step."""
         if self.failure is not None:
             raise again(self.failure)
-        if self._advancing:
-            # Ranks call `apply` and `then` in different orders: sums would be wrong.
-            refuse_nested(self._transport.rank, self._transport.size)
         work.progress, work.call = self, self.calls.recorder.log.count
         if not self._lent:
-            self._thread = threading.get_ident()
+            self._thread = get_ident()
         # Kept before its first step: MPI may still write into the messages of a failed step.
         self._active.append(work)
         _in_flight.add(self)
@@ -150,13 +149,15 @@ class ProgressEngine:
 
         An error breaks the communicator.
         """
+        thread = get_ident()
         if self.failure is not None:
             raise again(self.failure)
         for work in self._active.copy() if only is None else (only,):
             if work.finished:
                 continue
-            before, self._advancing = self._advancing, True
             try:
+                # As `callbacks.run`, whose call would cost as much as the rest.
+                callbacks.inside[thread] = self._who
                 work.finished = work.advance()
             except (OrderMismatch, PeerFailed) as error:
                 self.failure = self._hang_detector.explain(work, error)
@@ -167,12 +168,12 @@ class ProgressEngine:
             except BaseException as error:
                 # Ctrl-C or the caller's `apply` ended the generator: it cannot be resumed.
                 self.failure = CommAborted(
-                    f"rank {self._transport.rank} of {self._transport.size}: {work} was "
-                    f"interrupted by {type(error).__name__}: {error}; create a new store"
+                    f"{self._who}: {work} was interrupted by {type(error).__name__}: {error}; "
+                    f"create a new store"
                 )
                 raise
             finally:
-                self._advancing = before
+                callbacks.inside.pop(thread, None)
             if work.finished:
                 self._active.remove(work)
                 if not self._active:
@@ -275,11 +276,16 @@ class HostWork(Work, AwaitedWork):
         """Return whether a poll shows that it cannot advance."""
 
     def done(self) -> bool:
+        if callbacks.inside:
+            callbacks.refuse("Work.done")
         if not self.finished:
             self.progress.advance()
         return self.finished
 
     def wait(self, timeout: float | None = None) -> None:
+        if callbacks.inside:
+            # Also a complete one: an error that depends on the time would be found late.
+            callbacks.refuse("Work.wait")
         if not self.finished:
             self.progress.advance()
         if not self.finished or self.looks.made:

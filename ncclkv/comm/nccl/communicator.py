@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.comm import callbacks
 from ncclkv.comm.base import Collective, Communicator, Graph, closed, left
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.host import finalize
@@ -114,6 +115,7 @@ class NcclCommunicator(Communicator):
 
     @reproducible.setter
     def reproducible(self, wanted: bool) -> None:
+        callbacks.refuse("reproducible = True")
         if wanted and self.size > 1:
             self._messages.connect()
         self._reproducible = wanted
@@ -264,20 +266,23 @@ class NcclCommunicator(Communicator):
         self._lifetime.check()
         if buffers[0].size == 0:
             if apply is not None:
-                apply()
+                callbacks.run(self._lifetime.who, apply)
             return DoneWork()
         return self._progress.launch(what, enqueue, apply, *buffers)
 
     def barrier(self) -> Work:
+        callbacks.refuse("barrier")
         with self._lifetime:
             return HostBarrierWork(self._lifetime, self._peers.barrier())
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        callbacks.refuse("split")
         with self._lifetime:
             peers = self._peers.split(color, key)
         return None if peers is None else self._child(peers)
 
     def duplicate(self, timeout: float | None = None) -> Communicator:
+        callbacks.refuse("duplicate")
         with self._lifetime:
             peers = self._peers.duplicate(timeout)
         return self._child(peers)
@@ -296,6 +301,7 @@ class NcclCommunicator(Communicator):
         self._progress.synchronize(timeout)
 
     def abort(self, reason: str) -> None:
+        callbacks.refuse("abort")  # the rest of a callback would use a stream that is freed
         if not self._closed:
             self._closed = True
             with self.lock:
@@ -306,6 +312,7 @@ class NcclCommunicator(Communicator):
     def close(self) -> None:
         if self._closed:
             return
+        callbacks.refuse("close")
         self.synchronize()
         try:
             self.control.barrier("close")
@@ -340,10 +347,12 @@ class NcclObjectComm(ObjectComm):
         self._control = control
 
     def allgather(self, item: Any, label: str = "") -> list[Any]:
+        callbacks.refuse("control.allgather")
         with self._lifetime:
             return self._control.allgather(item, label)
 
     def barrier(self, label: str = "") -> None:
+        callbacks.refuse("control.barrier")
         with self._lifetime:
             self._control.barrier(label)
 
@@ -356,11 +365,13 @@ class HostBarrierWork(Work):
         self._work = work
 
     def done(self) -> bool:
+        callbacks.refuse("Work.done")
         self._work.label = self.label
         with self._lifetime:
             return self._work.done()
 
     def wait(self, timeout: float | None = None) -> None:
+        callbacks.refuse("Work.wait")
         self._work.label = self.label
         with self._lifetime:
             self._work.wait(timeout)

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import current_thread, get_ident
 
 from ncclkv import env
+from ncclkv.comm import callbacks
 from ncclkv.comm.nccl.background import BackgroundCheck
 from ncclkv.comm.nccl.binding import Handle, Look
 from ncclkv.comm.nccl.diagnosis import Diagnosis
@@ -22,7 +23,7 @@ from ncclkv.comm.nccl.streams import PER_THREAD
 from ncclkv.comm.nccl.waiting import LEEWAY
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import NcclWork
-from ncclkv.comm.types import Then, Work, refuse_nested
+from ncclkv.comm.types import Then, Work
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.system import watchdog
 
@@ -62,7 +63,6 @@ class NcclProgress:
         self._thread = get_ident()
         self._settings = settings
         self._has_launched = False
-        self._applying: int | None = None  # the thread in `apply`
         what = f"putting a collective on a stream of {lifetime.who}"
         self._alarm = watchdog.Alarm(what, self._timeout + LEEWAY)
         lifetime.at_end.append(self._alarm.close)
@@ -138,11 +138,13 @@ class NcclProgress:
 
     def capture(self) -> AbstractContextManager[NcclGraph]:
         """Capture the launches of a block."""
+        callbacks.refuse("capture")
         self._lifetime.check()
         return self.graphs.record(NcclGraph(self._replay))
 
     def _replay(self, graph: NcclGraph) -> Work:
         """Launch a captured graph."""
+        callbacks.refuse("the launch of a graph")
         self._lifetime.check()
         self.graphs.refuse("the launch of a graph")
         graph.check()
@@ -155,9 +157,6 @@ class NcclProgress:
 
         An error breaks the communicator.  In a capture, a wrong call spoils the graph alone.
         """
-        if self._applying == get_ident():
-            # Refused before the lifetime is entered, which an error ends.
-            refuse_nested(self._lifetime.peers.rank, self._lifetime.peers.size)
         with self._lifetime:
             # `apply` writes arrays that it refers to: they must outlive its kernels.
             objects = (*kept, apply)
@@ -190,12 +189,8 @@ class NcclProgress:
         streams.wait(stream, ready)
         self._enqueue(what, enqueue, stream)
         if apply is not None:
-            self._applying = get_ident()
-            try:
-                with streams.on(stream):
-                    apply()
-            finally:
-                self._applying = None
+            with streams.on(stream):
+                callbacks.run(self._lifetime.who, apply)
         return NcclWork(self._lifetime, streams, (ready, streams.record(stream)), kept, what)
 
     def _enqueue(self, what: str, enqueue: Enqueue, stream: int) -> None:
@@ -215,6 +210,7 @@ class NcclProgress:
 
     def synchronize(self, timeout: float | None) -> None:
         """Block until all works in flight and all work of the current stream are complete."""
+        callbacks.refuse("synchronize")
         self.graphs.refuse("synchronize")
         limit = self._timeout if timeout is None else timeout
         with self._lifetime:

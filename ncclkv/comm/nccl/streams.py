@@ -185,6 +185,9 @@ class CupyStreams:
         self.communication: int = self._stream.ptr
         self._captured: Any = None
         self._events: list[Any] = []
+        # Refers to each event of CuPy: a cycle of garbage, such as a traceback's, would destroy an
+        # event although `CupyEvent.__del__` puts it among the free events.
+        self._made: list[Any] = []
         # With CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1 CuPy uses this stream for the address 0.
         self._default = PER_THREAD if get_default_stream_ptr() == PER_THREAD else 0
         # The newest two: their owner may drop a stream before others have waited for its work.
@@ -238,11 +241,16 @@ class CupyStreams:
 
     def record(self, stream: int) -> CupyEvent:
         try:
-            event = self._events.pop() if self._events else self._cuda.Event(disable_timing=True)
+            event = self._events.pop() if self._events else self._new_event()
             self._cuda.runtime.eventRecord(event.ptr, stream)
         except self._error as error:
             raise _failed("the record of an event", error) from error
         return CupyEvent(event, self._cuda.runtime, self._events)
+
+    def _new_event(self) -> Any:
+        event = self._cuda.Event(disable_timing=True)
+        self._made.append(event)
+        return event
 
     def wait(self, stream: int, event: Event) -> None:
         try:
@@ -289,6 +297,7 @@ class CupyStreams:
     def close(self) -> None:
         self._stream = self._captured = None
         self._events = []
+        self._made = []
 
 
 def _failed(what: str, error: BaseException) -> KVStoreError:

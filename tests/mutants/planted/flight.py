@@ -30,18 +30,14 @@ MUTANTS = (
         file=FLIGHT,
         old="""\
         if apply is not None:
-            self._applying = get_ident()
-            try:
-                with streams.on(stream):
-                    apply()
-            finally:
-                self._applying = None
+            with streams.on(stream):
+                callbacks.run(self._lifetime.who, apply)
         return NcclWork(self._lifetime, streams, (ready, streams.record(stream)), kept, what)""",
         new="""\
         event = streams.record(stream)
         if apply is not None:
             with streams.on(stream):
-                apply()
+                callbacks.run(self._lifetime.who, apply)
         return NcclWork(self._lifetime, streams, (ready, event), kept, what)""",
         why="a pull reads weights that are still being updated",
         tests=(
@@ -53,10 +49,10 @@ MUTANTS = (
         name="apply-on-the-caller-s-stream",
         file=FLIGHT,
         old="""\
-                with streams.on(stream):
-                    apply()""",
+            with streams.on(stream):
+                callbacks.run(self._lifetime.who, apply)""",
         new="""\
-                apply()""",
+            callbacks.run(self._lifetime.who, apply)""",
         why="an update runs before its sum has come",
         tests=(
             Selection("2", "nccl/test_standin_pushpull.py", "arrays and 2"),

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from threading import get_ident
 from typing import Protocol
 
+from ncclkv.comm import callbacks
 from ncclkv.comm.messages.progress import ProgressEngine, StepWork
 from ncclkv.comm.transport import Request, Steps
 from ncclkv.errors import CommAborted, CommTimeout
@@ -208,6 +210,9 @@ class Device:
         if self._moving or self.frozen or self.broken is not None:
             return
         self._moving = True
+        # The device has communicators of its own, and runs also while this thread is in a callback.
+        thread = get_ident()
+        callback = callbacks.inside.pop(thread, None)
         try:
             while sum([self._move(queue, needed) for queue in self._queues.values() if queue]):
                 pass  # completed work of one stream may unblock another
@@ -216,6 +221,8 @@ class Device:
             raise
         finally:
             self._moving = False
+            if callback is not None:
+                callbacks.inside[thread] = callback
 
     def _move(self, queue: deque[Step], needed: bool) -> int:
         """Run the first work of a stream; return the number of completed steps."""

@@ -86,9 +86,9 @@ def test_every_verb_is_refused_in_a_handler(kv: ncclkv.KVStore, verb: str) -> No
         kv.pull("a", out=Ringing(out))
     for text, inside in zip(said, ["push", "pull"], strict=True):
         assert (
-            f"{verb} was called inside {inside}, by a signal handler or a destructor; set a flag "
-            f"there, and call {verb} after {inside} has returned" in text
-        )
+            f"{verb} was called inside {inside}, by a signal handler, a destructor or a function "
+            f"that {inside} calls; set a flag there, and call {verb} after {inside} has returned"
+        ) in text
     assert out.tolist() == [5, 5]
     assert kv.pull("b").tolist() == [4, 4]
     assert list(kv.keys()) == ["a", "b"]
