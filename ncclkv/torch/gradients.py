@@ -196,9 +196,6 @@ class Gradients:
         new, gone = self.parameters.follow(check_unwrapped)
         for key in gone:
             self._leave(key)
-        for name in self._slots:
-            if (parameter := self.parameters.by_key[name]).requires_grad:
-                self._nodes[name] = _accumulation_of(parameter)
         self._flags = None  # a key may have another parameter, and a parameter another node
         try:
             self._follow_flags()
@@ -215,7 +212,6 @@ class Gradients:
         self._note_use()
         self._touched.discard(key)
         if key in self._slots:
-            del self._nodes[key]
             self._slots.pop(key).leave()
 
     def _follow_flags(self) -> None:
@@ -234,7 +230,6 @@ class Gradients:
         for name in new:
             parameter = parameters[name]
             self._slots[name] = Slot(parameter, kv.grad_view(name), name, alike=alike)
-            self._nodes[name] = _accumulation_of(parameter)
         self._note_use()
         self._active = {name: self._slots[name] for name in names}
         self._buckets = [
@@ -243,6 +238,7 @@ class Gradients:
         ]
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.by_key}
         _remove(self._hooks)
+        self._nodes = {name: _accumulation_of(parameters[name]) for name in names}
         for name, bucket in self._bucket_of.items():
             hook = _hook(ref(self), self._pass, bucket, name)
             self._hooks[name] = self._nodes[name].register_hook(hook)
@@ -407,7 +403,6 @@ class Gradients:
             if name in nodes and _accumulation_of(parameters[name]) is not nodes[name]
         ]
         if lost:
-            nodes.update((name, _accumulation_of(parameters[name])) for name in lost)
             self._flags = None  # the next forward pass registers the hooks
             raise UsageError(
                 f"backward: the gradient of parameter {lost[0]!r} was not reduced, because its "
