@@ -118,9 +118,7 @@ class Reducer:
 
         def apply(lo: int, hi: int) -> None:
             part = total[lo:hi]
-            # Averaged with zeros, since a division here would round integers otherwise.
-            zeros = kernels.zeros(hi - lo, part.dtype)
-            kernels.reduce([part, *[zeros] * (active - 1)], part, "avg")
+            kernels.divide(part, active)
             if total is not receive:
                 kernels.unpack(part, receive[lo:hi])
             if then is not None:

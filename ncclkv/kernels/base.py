@@ -107,6 +107,9 @@ class Kernels(Protocol):
         integers toward zero, after a sum in 64 bits.
         """
 
+    def divide(self, array: Array, count: int) -> None:
+        """Divide the flat sum of `count` arrays by their number, in place; integers toward zero."""
+
     def find_nonfinite(self, array: Array, flag: Array) -> None:
         """Set ``flag[0]``, an int32, to 1 if a number of `array` is NaN or infinite.
 

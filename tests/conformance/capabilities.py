@@ -31,6 +31,8 @@ class Capabilities:
     rank_order : bool
         Sums are made in rank order, in float32 for 16-bit floats, with NumPy's bits.  Otherwise
         sums may differ by rounding.
+    rounded_averages : bool
+        The sum of an average of bfloat16 is rounded before it is divided.
     nan_wins : bool
         The maximum of a number and NaN is NaN.
     missing : str
@@ -58,6 +60,7 @@ class Capabilities:
     """
 
     rank_order: bool = True
+    rounded_averages: bool = False
     nan_wins: bool = True
     missing: str = "rank {last};"
     sent_counts: bool = True
@@ -151,7 +154,9 @@ def use_buffers(buffers: HostBuffers) -> Iterator[None]:
 def require_rank_order() -> Iterator[None]:
     """Require that communicators here sum in the order of hosts on one node."""
     buffers = copy(current_buffers())
-    buffers.capabilities = replace(buffers.capabilities, rank_order=True, nan_wins=True)
+    buffers.capabilities = replace(
+        buffers.capabilities, rank_order=True, rounded_averages=False, nan_wins=True
+    )
     with use_buffers(buffers):
         yield
 

@@ -70,7 +70,7 @@ def scatter(
 
     def check() -> None:
         wanted = expected(comm, count, dtype, op, step)[own]
-        summed(comm, current_buffers().get(receive), wanted, what)
+        summed(comm, current_buffers().get(receive), wanted, what, op)
         current_buffers().write(send, 0)
 
     return comm.reduce_scatter(send, receive, op), check

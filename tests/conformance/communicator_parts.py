@@ -102,8 +102,8 @@ def to_owners(
 
     def check() -> None:
         wanted = expected(comm, total, dtype, op, step)[lo:hi]
-        summed(comm, current_buffers().get(receive)[lo:hi], wanted, what)
-        summed(comm, current_buffers().get(ready), wanted, f"{what}, at apply")
+        summed(comm, current_buffers().get(receive)[lo:hi], wanted, what, op)
+        summed(comm, current_buffers().get(ready), wanted, f"{what}, at apply", op)
         own = (np.arange(total) >= lo) & (np.arange(total) < hi)
         assert (seen == own).all(), f"{what}: apply of {np.flatnonzero(seen != own)[:5]}"
         others = data(comm.rank, total, dtype, step if in_place else STALE)

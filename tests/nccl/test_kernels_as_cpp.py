@@ -102,11 +102,16 @@ FAR = 2**36
 """Distance in bytes that takes more than 32 bits, also in elements of 8 bytes."""
 
 
+def before(array: np.ndarray) -> int:
+    """Return the address so far before an array; below 0 it wraps around, as a pointer does."""
+    return int((array.ctypes.data - FAR) % 2**64)
+
+
 def test_copies_reach_past_32_bits(launcher: CppLauncher) -> None:
     source = np.arange(COPY_BYTES + 9, dtype=np.uint32).view(np.uint8)
     out = np.zeros_like(source)
     # Only the last blocks of the copy are run; they begin at the arrays' addresses.
-    begin = [np.array([x.ctypes.data - FAR], np.uint64) for x in (source, out)]
+    begin = [np.array([before(x)], np.uint64) for x in (source, out)]
     ((blocks, argument, _),) = plan_copies(*begin, np.array([FAR + source.nbytes]))
     launcher.run(COPY, FAR // COPY_BYTES, blocks, argument)
     assert np.array_equal(out, source)
@@ -115,8 +120,8 @@ def test_copies_reach_past_32_bits(launcher: CppLauncher) -> None:
 def test_combinations_reach_past_32_bits(launcher: CppLauncher) -> None:
     parts, out = np.arange(2 * THREADS, dtype=np.float64).reshape(2, -1), np.zeros(THREADS)
     argument = new(COMBINATION)
-    argument["part"][:2] = [part.ctypes.data - FAR for part in parts]
-    argument["out"] = out.ctypes.data - FAR
+    argument["part"][:2] = [before(part) for part in parts]
+    argument["out"] = before(out)
     argument["size"] = FAR // 8 + THREADS
     argument["count"] = 2
     argument["ends"] = 1
@@ -128,7 +133,7 @@ def test_combinations_reach_past_32_bits(launcher: CppLauncher) -> None:
 def test_segments_reach_past_32_bits(stage: Stage) -> None:
     weights, gradients = np.ones((2, 100))
     far = [
-        SimpleNamespace(data=SimpleNamespace(ptr=x.ctypes.data - FAR), dtype=x.dtype)
+        SimpleNamespace(data=SimpleNamespace(ptr=before(x)), dtype=x.dtype)
         for x in (weights, gradients)
     ]
     begin = FAR // 8
@@ -142,8 +147,8 @@ def test_segments_of_one_array_may_be_longer_than_32_bits_tell(launcher: CppLaun
     weights, gradients = np.ones((2, UPDATED_ELEMENTS + 3))
     scalars = np.array([[1.0, 0.0, 0.0, 1.0, -1.0]])
     ((blocks, argument, _),) = plan_updates(segments_of(0, FAR // 8 + weights.size))
-    argument["weights"] = weights.ctypes.data - FAR
-    argument["gradients"] = gradients.ctypes.data - FAR
+    argument["weights"] = before(weights)
+    argument["gradients"] = before(gradients)
     argument["scalars"] = scalars.ctypes.data
     launcher.run(UPDATE["sgd", 0, "float64"], FAR // 8 // UPDATED_ELEMENTS, blocks, argument)
     assert not weights.any()

@@ -38,8 +38,8 @@ class NcclCommunicator(Communicator):
     blocks the host.  `barrier`, `split`, `close` and `control` are collectives of the hosts.
 
     The arithmetic is NCCL's.  The order of a sum depends on the length, and 16-bit floats are
-    rounded at each step; all ranks get the same bits.  An average of floats is a sum of values
-    multiplied by ``1 / size`` first; an average of integers is a sum divided toward zero.  If some
+    rounded at each step; all ranks get the same bits.  An average is a sum divided by `size`,
+    integers toward zero.  Values of float16 are multiplied by ``1 / size`` first.  If some
     ranks' elements are NaN, ``max`` and ``min`` may give another rank's number.  If `reproducible`
     is set, NCCL only moves arrays, and the arithmetic is the same as on hosts.  Averages of
     integers below 64 bits are always made so, because NCCL's sum would wrap.
@@ -159,7 +159,7 @@ class NcclCommunicator(Communicator):
         self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
     ) -> Collective:
         root = to.rank if isinstance(to, Root) else None
-        arguments = dtypes.reduce_arguments(send, receive, send.size, op)
+        arguments = dtypes.reduce_arguments(send, receive, send.size, self._wire_op(send, op))
         binding = self._binding
 
         def enqueue(handle: Handle, stream: int) -> None:
@@ -176,8 +176,9 @@ class NcclCommunicator(Communicator):
     def _to_owners(self, send: Buffer, own: Buffer, op: str, to: Owners) -> Collective:
         parts = [send[lo:hi] for lo, hi in pairwise(to.bounds)]
         even = len({part.size for part in parts}) == 1
-        whole = dtypes.reduce_arguments(send, own, own.size, op)
-        each = [dtypes.reduce_arguments(part, own, part.size, op) for part in parts]
+        wire_op = self._wire_op(send, op)
+        whole = dtypes.reduce_arguments(send, own, own.size, wire_op)
+        each = [dtypes.reduce_arguments(part, own, part.size, wire_op) for part in parts]
 
         def enqueue(handle: Handle, stream: int) -> None:
             if even:
@@ -192,6 +193,10 @@ class NcclCommunicator(Communicator):
         bounds = range(send.size)[to.part(self.rank)]
         return self._sum(what, enqueue, send, own, op, to, bounds)
 
+    def _wire_op(self, send: Buffer, op: str) -> str:
+        """Return the op of NCCL's part of a reduction."""
+        return "sum" if dtypes.divides(send.dtype, op) else op
+
     def _sum(
         self,
         what: str,
@@ -205,13 +210,20 @@ class NcclCommunicator(Communicator):
         """Prepare a reduction, of which this rank receives and updates the elements `own`."""
         wraps = dtypes.wraps(send.dtype, op)
 
+        def divided(handle: Handle, stream: int) -> None:
+            enqueue(handle, stream)
+            with self._streams.on(stream):
+                self.kernels.divide(receive, self.size)
+
+        divides = self.size > 1 and bool(own) and dtypes.divides(send.dtype, op)
+
         def start(apply: Apply | None) -> Work:
             update = partial(apply, own.start, own.stop) if apply is not None and own else None
             if (wraps or self.reproducible) and self.size > 1:
                 self._messages.connect(f"{what} (connecting the ranks)")
                 ordered, scratch = self._messages.reduction(send, receive, op, to)
                 return self._launch(what, ordered, (send, receive, scratch), update)
-            return self._launch(what, enqueue, (send, receive), update)
+            return self._launch(what, divided if divides else enqueue, (send, receive), update)
 
         return Collective(
             start, partial(wire_bytes, send.size, send.itemsize, to, self.rank, self.size, LEAST)

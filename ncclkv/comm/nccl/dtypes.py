@@ -98,6 +98,20 @@ def reduction(dtype: np.dtype[Any], op: str, what: str = "") -> NcclType:
     return NcclType(moved.dtype, OPS[name], moved.factor)
 
 
+def divides(dtype: np.dtype[Any], op: str) -> bool:
+    """Return whether an average is a sum that this package divides.
+
+    NCCL multiplies the values of its average before it adds them, on roads that leave out the sums
+    of the NVLink switch.  float16 is left to NCCL: a sum may be infinite where its average is not.
+
+    Examples
+    --------
+    >>> divides(np.dtype("float32"), "avg"), divides(np.dtype("float16"), "avg")
+    (True, False)
+    """
+    return op == "avg" and dtype.kind not in "iu" and dtype != np.float16
+
+
 def wraps(dtype: np.dtype[Any], op: str) -> bool:
     """Return whether NCCL's result may be wrong, because the sum does not fit the dtype.
 

@@ -156,6 +156,10 @@ class DeviceKernels:
         """
         self._fold(parts, out, op, divisor=len(parts) if op == "avg" else 0)
 
+    def divide(self, array: DeviceArray, count: int) -> None:
+        """Divide the flat sum of `count` arrays by their number, in place; integers toward zero."""
+        self._fold([array], array, "avg", divisor=count)
+
     def _flat(self, value: DeviceArray, slot: DeviceArray) -> DeviceArray:
         """Return the value on the device of `slot` and in C order: itself, or a copy."""
         import cupy

@@ -18,7 +18,7 @@ from ncclkv.kernels.host.checksum import checksums
 from ncclkv.kernels.host.finite import find_nonfinite
 from ncclkv.kernels.host.measure import measure
 from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
-from ncclkv.kernels.host.reduce import combine, reduce
+from ncclkv.kernels.host.reduce import combine, divide, reduce
 from ncclkv.kernels.host.update import assign, update
 
 
@@ -42,6 +42,7 @@ class HostKernels:
     unpack_all = staticmethod(unpack_all)
     combine = staticmethod(combine)
     reduce = staticmethod(reduce)
+    divide = staticmethod(divide)
     find_nonfinite = staticmethod(find_nonfinite)
     assign = staticmethod(assign)
     update = staticmethod(update)

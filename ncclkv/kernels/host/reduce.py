@@ -45,6 +45,11 @@ def reduce(parts: Arrays, out: Array, op: str) -> None:
     Reducer(out.dtype, out.size, op)(parts, out)
 
 
+def divide(array: Array, count: int) -> None:
+    """Divide the flat sum of `count` arrays by their number, in place; integers toward zero."""
+    finish(array, count, array, "avg")
+
+
 class Reducer:
     """Reductions of flat arrays, with scratch memory that is kept between calls.
 

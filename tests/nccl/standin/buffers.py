@@ -19,6 +19,7 @@ from tests.nccl.standin.worker import Worker
 STAND_IN = replace(
     GpuBuffers.capabilities,
     rank_order=True,
+    rounded_averages=True,
     nan_wins=True,
     deadline=3 * HostBuffers.capabilities.deadline,
     slack=HostBuffers.capabilities.slack,

@@ -75,6 +75,12 @@ class StandInKernels:
             "reduce", parts, [out], lambda *views: _HOST.reduce(views[:-1], views[-1], op)
         )
 
+    def divide(self, array: Any, count: int) -> None:
+        def run(array: Any) -> None:
+            _HOST.divide(array, count)
+
+        self._streams.work("divide", [], [array], run)
+
     def find_nonfinite(self, array: Any, flag: Any) -> None:
         self._streams.work("find_nonfinite", [array], [flag], _HOST.find_nonfinite)
 
