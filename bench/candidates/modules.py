@@ -89,6 +89,34 @@ class Reference:
             parameter.grad = average
 
 
+class Bare(Candidate):
+    """Forward and backward of a plain module alone, below which no step can be."""
+
+    def __init__(self, name: str, module: Any, reference: Reference) -> None:
+        self.name = name
+        self._module = module
+        self._parameters = [*module.parameters()]
+        self._reference = reference
+        self._turn = 0
+
+    def prepare(self, step: int) -> None:
+        self._turn += 1
+        self._reference.advance(self._turn)
+        with torch.no_grad():
+            torch._foreach_copy_(self._parameters, self._reference.weights)
+
+    def run(self, mark: Marks) -> None:
+        self._module.zero_grad()
+        loss = cross_entropy(self._module(self._reference.inputs), self._reference.labels)
+        mark("forward")
+        loss.backward()
+        mark("backward")
+
+    def wrong(self) -> int:
+        pairs = zip(self._parameters, self._reference.own, strict=True)
+        return sum(different(parameter.grad, gradient) for parameter, gradient in pairs)
+
+
 class Step(Candidate):
     """A whole step of a wrapped module: forward, backward with the reduction, and torch's SGD.
 

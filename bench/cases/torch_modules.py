@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from bench.candidates.modules import Reference
 
 OURS = "ncclkv.torch.DataParallel"
+BARE = "bare: no reduction, no update"
 BUCKET_BYTES = 25 * MIB
 """Bucket size of the bare sums: the default of the store and of DDP."""
 
 COPIES = 20
 """Copies of a module's bytes in memory, on every rank."""
 
-INPUTS, WIDTH = 2048, 2560
+INPUTS, WIDTH, SMALL = 2048, 2560, 16
 
 
 def run(job: Job) -> None:
@@ -35,11 +36,11 @@ def run(job: Job) -> None:
         return
     from bench.candidates.modules import Reference
 
-    for name, (make, shape) in MODULES.items():
+    for name, (make, shape, goal) in MODULES.items():
         reference = Reference(job, make, shape)
         what = f"step of {name}, {reference.nbytes / MIB:.1f} MiB of gradients"
         if job.fits(what, COPIES * reference.nbytes):
-            _compare(job, name, what, reference)
+            _compare(job, name, what, reference, goal)
 
 
 def _obstacle(job: Job) -> str:
@@ -54,18 +55,18 @@ def _obstacle(job: Job) -> str:
     return max(job.comm.control.allgather(problem, "is torch present"))
 
 
-def _compare(job: Job, name: str, what: str, reference: Reference) -> None:
+def _compare(job: Job, name: str, what: str, reference: Reference, goal: float) -> None:
     """Measure the steps of a module, the same steps without a reduction, and bare sums."""
     from torch.nn.parallel import DistributedDataParallel
 
-    from bench.candidates.modules import Step
+    from bench.candidates.modules import Bare, Step
     from ncclkv.torch import DataParallel
 
     theirs = [each for each in job.libraries if isinstance(each, TorchLibrary)]
     ours = DataParallel(reference.copy(), job.store())
     models: dict[str, Any] = {OURS: ours}
     models |= {_ddp(each): DistributedDataParallel(reference.copy()) for each in theirs}
-    candidates: list[Candidate] = []
+    candidates: list[Candidate] = [Bare(BARE, reference.copy(), reference)]
     for title, model in models.items():
         candidates.append(Step(title, model, reference, reduces=True))
         candidates.append(Step(_alone(title), model, reference, reduces=False))
@@ -82,7 +83,7 @@ def _compare(job: Job, name: str, what: str, reference: Reference) -> None:
     for each in theirs:
         each.forget()
     table.table(job, f"{what}, {job.comm.size} ranks", results, reference.nbytes, OURS)
-    table.ratio(job, f"step of {name}", results, OURS, [_ddp(each) for each in theirs], 0.8)
+    table.ratio(job, f"step of {name}", results, OURS, [_ddp(each) for each in theirs], goal)
     for title in models:
         _added(job, name, results, title)
     job.print()
@@ -135,8 +136,19 @@ def mlp() -> Any:
     return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
 
 
-MODULES: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
-    "CNN": (cnn, (3, 32, 32)),
-    "MLP": (mlp, (INPUTS,)),
+def small() -> Any:
+    """Return a network of 200 linear layers, which has 400 small parameters."""
+    from torch import nn
+
+    layers = [nn.Linear(SMALL, SMALL) for _ in range(200)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight)  # gradients of the first layers would vanish otherwise
+    return nn.Sequential(*layers)
+
+
+MODULES: dict[str, tuple[Callable[[], Any], tuple[int, ...], float]] = {
+    "CNN": (cnn, (3, 32, 32), 0.8),
+    "400 small parameters": (small, (SMALL,), 0.85),
+    "MLP": (mlp, (INPUTS,), 0.8),
 }
-"""Functions that make a network, and the shapes of an input."""
+"""Functions that make a network, the shapes of an input, and the goals of the ratio to DDP."""

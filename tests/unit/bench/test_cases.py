@@ -264,6 +264,8 @@ def test_torch_as_a_library(monkeypatch, capsys):
     assert "  Gloo, copies in and out + SGD " in said
     assert "  Gloo, flat 25 MiB buckets + SGD " in said
     assert "  DDP on Gloo, no_sync " in said
+    assert said.count("  bare: no reduction, no update ") == len(torch_modules.MODULES)
+    assert "  step of 400 small parameters: ncclkv.torch.DataParallel / DDP on Gloo " in said
     assert "  step of CNN: ncclkv.torch.DataParallel / DDP on Gloo " in said
 
 
