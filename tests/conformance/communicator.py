@@ -236,6 +236,17 @@ def averages_of_integers_go_toward_zero(comm: Communicator) -> None:
 
 
 @case
+def averages_of_equal_floats_are_exact(comm: Communicator) -> None:
+    """Divide a sum: the sum of three products of 7 with ``1 / 3`` is not 7."""
+    for dtype in (np.float32, np.float64, np.complex64):
+        for count in (5, SHORT_BYTES):
+            send = current_buffers().put(np.full(count, 7, dtype))
+            comm.allreduce(send, send, "avg").wait()
+            got = current_buffers().get(send)
+            assert (got == 7).all(), (dtype, got[0])
+
+
+@case
 def nan_wins_over_numbers(comm: Communicator) -> None:
     for dtype in FLOATS:
         for op in ("sum", "max", "min") if current_buffers().capabilities.nan_wins else ("sum",):
