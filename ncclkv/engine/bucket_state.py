@@ -106,7 +106,7 @@ class BucketState:
         self._optimizer_states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
         self._spans: dict[Range, Span] = {}
         self._pushed_spans: dict[Key | None, list[Span]] = {}
-        # Of the last push of several keys that are not all: a loop of training repeats it.
+        # For the last push of several keys, but not all: a loop of training repeats it.
         self._part_pushed: set[Key] = set()
         self._part_spans: list[Span] = []
         self._gathered: Gathered | None = None

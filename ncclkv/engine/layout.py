@@ -107,7 +107,7 @@ class Layout:
         """Give every pending key a slot in a new bucket; slots move in a merge alone."""
         if self.sealed:
             return
-        # Of the new buckets alone: keys may be added one by one.
+        # New buckets alone are planned: keys may be added one by one.
         buckets, loads = self.buckets_of(self._waiting()), [*self.loads]
         plan = self._plan(buckets, loads)
         slots = self._allocated(buckets, plan, self.pending)

@@ -143,9 +143,8 @@ class CallCache:
     ) -> tuple[Any, Sequence[Any]] | None:
         """Return the prepared form of a call of these keys, if new arrays fit it; keep the arrays.
 
-        A call with a list of arrays for a key is found as a call that repeats the key.
-
-        Of tensors of torch the views are returned.
+        A call with a list of arrays for a key is found as a call that repeats the key.  Tensors of
+        torch are returned as views.
 
         Parameters
         ----------

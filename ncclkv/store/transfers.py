@@ -231,7 +231,7 @@ class Transfers(Component):
         The keys of a call are equal on all ranks, unlike the caches: so all ranks merge or none.
         """
         engine, layout = self._engine, self._engine.layout
-        # Where ranks may push different keys, a push of all keys is none on other ranks.
+        # If ranks may push different keys, a push of all keys is none on other ranks.
         if engine.policy.flushes_everything or self._block is not None:
             return
         try:
