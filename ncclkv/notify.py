@@ -17,20 +17,23 @@ PIPE = "NCCLKV_RUN_EVENTS"
 FAILED = "failed"
 """Event: the rank ends the job; the reason follows."""
 
+BROKEN = "broken"
+"""Event: a store has raised an error, which follows; without a text, the rank has overcome it."""
+
 EXITS = "exits"
-"""Event: the rank begins to exit, and may still wait for others; `exit_text` follows."""
+"""Event: the rank begins to exit, and may still wait for others; its code or `UNKNOWN` follows."""
 
 MPI_BEGINS = "mpi-begins"
 MPI_RUNS = "mpi-runs"
 """Events: the rank enters MPI_Init, which waits for all ranks; the rank has left MPI_Init."""
 
-EVENTS = (FAILED, EXITS, MPI_BEGINS, MPI_RUNS)
+EVENTS = (FAILED, BROKEN, EXITS, MPI_BEGINS, MPI_RUNS)
 
 PREFIX = "ncclkv-event "
 """Beginning of an event; other lines come from a program that writes to the inherited pipe."""
 
 UNKNOWN = "?"
-"""Exit code in `exit_text` that the rank cannot know before its end."""
+"""Exit code that the rank cannot know before its end."""
 
 _MAX_BYTES = 2048
 """Limit of an event; writes to a pipe are atomic up to 4096 bytes."""
@@ -42,7 +45,7 @@ def notify(event: str, text: str = "") -> None:
     Parameters
     ----------
     event : str
-        `FAILED`, `EXITS`, `MPI_BEGINS` or `MPI_RUNS`.
+        One of `EVENTS`.
     text : str, optional
         Details; the first line is sent.
     """
@@ -54,21 +57,5 @@ def notify(event: str, text: str = "") -> None:
     with suppress(OSError):
         # A process that closed its inherited files may have opened another under that number.
         if os.fstat(int(descriptor)).st_ino == int(inode):
-            os.write(int(descriptor), line + b"\n")
-
-
-def exit_text(code: int | None, after: str) -> str:
-    """Return the text of an `EXITS` event.
-
-    Parameters
-    ----------
-    code : int or None
-    after : str
-        The failure that the program caught before; empty without one.
-
-    Examples
-    --------
-    >>> exit_text(5, "RankLost: rank 1 left")
-    '5 RankLost: rank 1 left'
-    """
-    return f"{UNKNOWN if code is None else code} {after}".rstrip()
+            # On a line of its own, whatever the program has written to the inherited pipe.
+            os.write(int(descriptor), b"\n" + line + b"\n")

@@ -43,13 +43,10 @@ class Exit(NamedTuple):
     code : int or None
         None where the rank could not know it.
     seconds : float
-    after : str
-        The failure that the program caught before; empty without one.
     """
 
     code: int | None
     seconds: float
-    after: str
 
 
 @dataclass
@@ -72,6 +69,8 @@ class Rank:
     failure : (str, float) or None
         The reason that the rank reported before it ended itself, and the time.
     exits : Exit or None
+    broken : str
+        The last error of its stores, which the program may have caught; empty without one.
     mpi : str
         `notify.MPI_BEGINS` inside MPI's start, `notify.MPI_RUNS` after it, else empty.
     killed : bool
@@ -93,6 +92,7 @@ class Rank:
     lost: float | None = None
     failure: tuple[str, float] | None = None
     exits: Exit | None = None
+    broken: str = ""
     mpi: str = ""
     killed: bool = False
     warned: bool = False
@@ -131,11 +131,12 @@ class Rank:
         event, value = match.groups()
         if event == notify.FAILED:
             self.failure = self.failure or (value, seconds)
+        elif event == notify.BROKEN:
+            self.broken = value
         elif event == notify.EXITS:
-            code, _, after = value.partition(" ")
-            if code != notify.UNKNOWN and not (code.isdecimal() and int(code) <= _LARGEST_CODE):
+            if value != notify.UNKNOWN and not (value.isdecimal() and int(value) <= _LARGEST_CODE):
                 return False
-            self.exits = Exit(None if code == notify.UNKNOWN else int(code), seconds, after)
+            self.exits = Exit(None if value == notify.UNKNOWN else int(value), seconds)
         else:
             self.mpi = event
         return True
@@ -182,7 +183,7 @@ class Rank:
     @property
     def follows(self) -> bool:
         """Return whether the rank failed because another rank had failed."""
-        reason = self.failure[0] if self.failure else self.exits.after if self.exits else ""
+        reason = self.failure[0] if self.failure else self.broken
         return abort.follows(reason) or _MPI_ERROR in reason
 
     @property
@@ -190,7 +191,7 @@ class Rank:
         """Return the time at which it began to exit, as after a success; None if it did not."""
         if self.code == 0:
             return self.exits.seconds if self.exits else self.ended
-        if self._cut_off and not self._cut_off.code and not self._cut_off.after:
+        if self._cut_off and not self._cut_off.code and not self.broken:
             return self._cut_off.seconds
         return None
 

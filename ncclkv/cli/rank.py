@@ -175,7 +175,7 @@ class Supervisor:
         else:
             *lines, rest = (self._events + data).split(b"\n")
             self._events = rest[-_EVENT_BYTES:]
-            for line in lines:
+            for line in filter(None, lines):
                 self._send(wire.EVENT, line[:_EVENT_BYTES])
         return len(data)
 

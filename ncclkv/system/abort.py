@@ -7,6 +7,7 @@ a collective.  The launcher sees no dead process.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -28,6 +29,8 @@ _READ_SECONDS = 0.2
 
 # Seconds for a lost rank to write its own error first, and to end the job itself.
 _GRACE_SECONDS = 0.5
+
+_FOLLOWS = re.compile(rf"(?:^|, after )(?:{RankLost.__name__}|{RankDied.__name__})\b")
 
 _exit_arguments: list[object] = []
 """The argument of the main thread's last `sys.exit`; empty before a call."""
@@ -124,14 +127,32 @@ def announcement(reason: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Describe an error in one line: its type, and the first line of its text."""
+    """Describe an error in one line: its type, and the first line of its text.
+
+    If it was raised because of the failure of another rank, that error stands at the end.
+    """
     lines = str(error).splitlines()
-    return type(error).__name__ + (f": {lines[0]}" if lines else "")
+    reason = type(error).__name__ + (f": {lines[0]}" if lines else "")
+    before = None if isinstance(error, (RankLost, RankDied)) else _lost_before(error)
+    return f"{reason}, after {reason_of(before)}" if before is not None else reason
+
+
+def _lost_before(error: BaseException) -> BaseException | None:
+    """Return the failure of another rank that a traceback of `error` begins with, or None."""
+    seen = {id(error)}
+    before: BaseException | None = error
+    while before is not None and not isinstance(before, (RankLost, RankDied)):
+        context = None if before.__suppress_context__ else before.__context__
+        before = before.__cause__ or context
+        if id(before) in seen:
+            return None
+        seen.add(id(before))
+    return before
 
 
 def follows(reason: str) -> bool:
-    """Return whether a reason of `reason_of` is the failure of another rank."""
-    return reason.startswith((RankLost.__name__, RankDied.__name__))
+    """Return whether a reason of `reason_of`, or a farewell, is the failure of another rank."""
+    return _FOLLOWS.search(reason) is not None
 
 
 def announce(reason: str, more: str = "") -> None:

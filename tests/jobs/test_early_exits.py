@@ -33,13 +33,25 @@ def test_a_rank_that_leaves_in_mid_training(job: Job, ranks: int, way: str) -> N
     )
 
 
-@pytest.mark.parametrize(("way", "code"), [("17", 17), ("unknown", 17), ("0", 1)])
-def test_survivors_that_catch_the_error(job: Job, way: str, code: int) -> None:
-    """Check the name and the code of the rank that exited first, whose process ends last."""
-    ended = job("early_exits.py", "catches", way, ranks=3, run=True)
+@pytest.mark.parametrize(
+    ("way", "then", "code"),
+    [
+        ("17", "exits", 17),
+        ("unknown", "exits", 17),
+        ("0", "exits", 1),
+        ("17", "raises", 17),
+        ("0", "raises", 1),
+        ("17", "ends at once", 17),
+        ("0", "ends at once", 1),
+    ],
+)
+def test_survivors_that_catch_the_error(job: Job, way: str, then: str, code: int) -> None:
+    """Check the name and the code of the rank that exited first, whose process may end last."""
+    ended = job("early_exits.py", "catches", way, then, ranks=3, run=True)
     assert ended.code == code, ended.err
-    who = r"rank 1 on \S+ \(pid \d+\) (ended|began to exit) with exit code "
-    assert re.search(f": {who}{way if code == 1 else code}, ", headline(ended.err)), ended.err
+    who = r"rank 1 on \S+ \(pid \d+\) (ended with|began to exit with|failed:) exit code "
+    number = way if code == 1 else code
+    assert re.search(rf": {who}{number}\b", headline(ended.err)), ended.err
 
 
 def test_an_exit_in_a_signal_handler(job: Job) -> None:
@@ -53,8 +65,13 @@ def test_an_exit_in_a_signal_handler(job: Job) -> None:
 def test_lines_that_are_no_events(job: Job) -> None:
     ended = job("early_exits.py", "writes_events", ranks=2, run=True)
     assert ended.code == 0, ended.err
-    said = r"ncclkv run: rank 1 on \S+ \(pid \d+\) wrote to the pipe in NCCLKV_RUN_EVENTS"
-    assert re.fullmatch(rf"{said}; ignored: 'exits abc'\n", ended.err), ended.err
+    said = (
+        r"ncclkv run: rank {} on \S+ \(pid \d+\) wrote to the pipe in NCCLKV_RUN_EVENTS; ignored: "
+    )
+    lines = sorted(ended.err.splitlines())
+    assert len(lines) == 2, ended.err
+    assert re.fullmatch(said.format(0) + "'a line without an end, before events'", lines[0])
+    assert re.fullmatch(said.format(1) + "'exits abc'", lines[1])
 
 
 def test_a_supervisor_that_is_killed(job: Job) -> None:

@@ -54,9 +54,8 @@ def join(comm: MPI.Intracomm, timeout: float) -> None:
     timeout : float
         Seconds after which the ranks that are late at the end are named.
     """
-    global _failure
     if comm.Get_size() >= max((len(each.members) for each in _barriers), default=0):
-        _failure = None
+        _record(None)
     if any(each.covers(comm) for each in _barriers):
         return
     with watchdog.guard("making an MPI communicator", timeout):
@@ -67,17 +66,24 @@ def join(comm: MPI.Intracomm, timeout: float) -> None:
 
 def failed(error: BaseException) -> None:
     """Record an error after which other ranks may never reach the end of MPI."""
-    global _failure
     if isinstance(error, (ContractError, CommError)):
         # A reference to the error would keep the store alive, by the frames of its traceback.
-        _failure = ref(error), abort.reason_of(error)
+        _record((ref(error), abort.reason_of(error)))
 
 
 def forgive(error: BaseException) -> None:
     """Drop the record of `error`: the rank that it names has ended normally."""
-    global _failure
     if _failure is not None and _failure[0]() is error:
-        _failure = None
+        _record(None)
+
+
+def _record(failure: tuple[ref[BaseException], str] | None) -> None:
+    """Record a failure, and report it to `ncclkv run`: the program may end by `os._exit`."""
+    global _failure
+    before, now = (each[1] if each is not None else "" for each in (_failure, failure))
+    _failure = failure
+    if now != before:
+        notify.notify(notify.BROKEN, now)
 
 
 def farewell() -> str:
@@ -111,8 +117,8 @@ def _all_passed() -> bool:
         return True
     _over = True
     # Before the other ranks fail because of this rank, and end the job.
-    after = "" if _failure is None else _failure[1]
-    notify.notify(notify.EXITS, notify.exit_text(abort.exit_code(), after))
+    code = abort.exit_code()
+    notify.notify(notify.EXITS, notify.UNKNOWN if code is None else str(code))
     exit_wait = ExitWait(_barriers, _failure[1] if _failure is not None else abort.bad_end())
     reason = exit_wait.wait()
     if reason:

@@ -48,8 +48,8 @@ def steps(way: str) -> None:
         step(kv)
 
 
-def catches(way: str) -> None:
-    """Exit on rank 1 during the steps; the others catch the error and exit by themselves."""
+def catches(way: str, then: str = "exits") -> None:
+    """Exit on rank 1 during the steps; the others catch the error and end by themselves."""
     kv = opened()
     for number in range(100):
         if (RANK, number) == (1, 5):
@@ -59,7 +59,11 @@ def catches(way: str) -> None:
             sys.exit(int(way))
         try:
             step(kv)
-        except ncclkv.errors.CommError:
+        except ncclkv.errors.CommError as error:
+            if then == "raises":
+                raise RuntimeError("the training has stopped") from error
+            if then == "ends at once":
+                os._exit(5)
             sys.exit(5)
 
 
@@ -80,6 +84,8 @@ def writes_events() -> None:
     os.set_blocking(descriptor, True)
     long = [b"x" * 70_000, b"x" * 65_530]
     forged = [b"ncclkv-event exits abc", b"ncclkv-event exits 99999", b"ncclkv-event other"]
+    if RANK == 0:
+        os.write(descriptor, b"a line without an end, before events")
     for line in [b"exits abc", b"failed x", b"other", b"\xff", b"a\0b", b"", *long, *forged]:
         if RANK == 1:
             os.write(descriptor, line + b"\n")

@@ -194,10 +194,17 @@ def exits(each: Rank, code: str, seconds: float) -> Rank:
     return each
 
 
+def survives(each: Rank, seconds: float) -> Rank:
+    """Let a rank catch the failure of rank 1, and report the beginning of its exit."""
+    broken = f"{notify.PREFIX}{notify.BROKEN} RankLost: rank 1 left"
+    assert each.take(wire.EVENT, broken, seconds)
+    return exits(each, "5", seconds)
+
+
 @pytest.mark.parametrize("announced", ["17", "?"])
 def test_a_rank_that_exits_and_waits_for_the_others(announced):
     """Check the order of the exits, which the ends of the processes do not keep."""
-    survivor = exits(rank(0, 5, 6.0), "5 RankLost: rank 1 left", 5.0)
+    survivor = survives(rank(0, 5, 6.0), 5.0)
     ended = outcome(survivor, exits(rank(1, 17, 9.0), announced, 5.5), rank(2, 5, 6.5))
     assert ended.first.number == 1, "rank 0's event may arrive earlier, but names another"
     assert ended.code == 17
@@ -209,10 +216,17 @@ def test_a_rank_that_exits_with_0_while_others_exit_by_themselves(code):
     lasting.killed = code == -9
     if code is None:
         lasting.take(b"", "", 9.0)
-    ended = outcome(exits(rank(0, 5, 6.0), "5 RankLost: rank 1 left", 5.5), lasting)
+    ended = outcome(survives(rank(0, 5, 6.0), 5.5), lasting)
     assert ended.left is lasting
     assert ended.code == 1
     assert " with exit code 0, " in report(ended, "")
+
+
+def test_a_rank_that_has_overcome_a_failure_fails_on_its_own():
+    each = survives(rank(0, 5, 6.0), 5.0)
+    assert each.follows
+    assert each.take(wire.EVENT, f"{notify.PREFIX}{notify.BROKEN} ", 5.5)
+    assert not each.follows
 
 
 @pytest.mark.parametrize(
@@ -226,6 +240,7 @@ def test_a_rank_that_exits_with_0_while_others_exit_by_themselves(code):
         "ncclkv-event exits 256",
         "ncclkv-event exits",
         "ncclkv-event exits \xb2",
+        "ncclkv-event exits 5 more",
         "ncclkv-event other 3",
     ],
 )
