@@ -89,51 +89,28 @@ class Reference:
             parameter.grad = average
 
 
-class Bare(Candidate):
-    """Forward and backward of a plain module alone, below which no step can be."""
-
-    def __init__(self, name: str, module: Any, reference: Reference) -> None:
-        self.name = name
-        self._module = module
-        self._parameters = [*module.parameters()]
-        self._reference = reference
-        self._turn = 0
-
-    def prepare(self, step: int) -> None:
-        self._turn += 1
-        self._reference.advance(self._turn)
-        with torch.no_grad():
-            torch._foreach_copy_(self._parameters, self._reference.weights)
-
-    def run(self, mark: Marks) -> None:
-        self._module.zero_grad()
-        loss = cross_entropy(self._module(self._reference.inputs), self._reference.labels)
-        mark("forward")
-        loss.backward()
-        mark("backward")
-
-    def wrong(self) -> int:
-        pairs = zip(self._parameters, self._reference.own, strict=True)
-        return sum(different(parameter.grad, gradient) for parameter, gradient in pairs)
-
-
 class Step(Candidate):
-    """A whole step of a wrapped module: forward, backward with the reduction, and torch's SGD.
+    """A whole step of a module: forward, backward with the reduction, and torch's SGD.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Module that averages gradients over the ranks.
+        Module that averages gradients over the ranks, or a plain module.
     reduces : bool
-        Whether the step averages gradients; if not, it is in ``no_sync``.
+        Whether the step averages gradients; if not, it is in the ``no_sync`` of a wrapper.
+    updates : bool
+        Whether SGD makes a step; no step of a wrapper can be faster than a plain module without.
     """
 
-    def __init__(self, name: str, model: Any, reference: Reference, *, reduces: bool) -> None:
+    def __init__(
+        self, name: str, model: Any, reference: Reference, *, reduces: bool, updates: bool = True
+    ) -> None:
         self.name = name
         self._model = model
         self._parameters = [*model.parameters()]
         self._reference = reference
-        self._reduces = reduces
+        self._reduces, self._updates = reduces, updates
+        self._local = getattr(model, "no_sync", nullcontext)
         self._sgd = sgd(model)
         self._turn = 0
 
@@ -144,14 +121,15 @@ class Step(Candidate):
             torch._foreach_copy_(self._parameters, self._reference.weights)
 
     def run(self, mark: Marks) -> None:
-        with nullcontext() if self._reduces else self._model.no_sync():
+        with nullcontext() if self._reduces else self._local():
             self._sgd.zero_grad()
             loss = cross_entropy(self._model(self._reference.inputs), self._reference.labels)
             mark("forward")
             loss.backward()
             mark("backward")
-        self._sgd.step()
-        mark("update")
+        if self._updates:
+            self._sgd.step()
+            mark("update")
         self._loss = loss.item()
 
     def wrong(self) -> int:

@@ -59,14 +59,15 @@ def _compare(job: Job, name: str, what: str, reference: Reference, goal: float) 
     """Measure the steps of a module, the same steps without a reduction, and bare sums."""
     from torch.nn.parallel import DistributedDataParallel
 
-    from bench.candidates.modules import Bare, Step
+    from bench.candidates.modules import Step
     from ncclkv.torch import DataParallel
 
     theirs = [each for each in job.libraries if isinstance(each, TorchLibrary)]
     ours = DataParallel(reference.copy(), job.store())
     models: dict[str, Any] = {OURS: ours}
     models |= {_ddp(each): DistributedDataParallel(reference.copy()) for each in theirs}
-    candidates: list[Candidate] = [Bare(BARE, reference.copy(), reference)]
+    bare = Step(BARE, reference.copy(), reference, reduces=False, updates=False)
+    candidates: list[Candidate] = [bare]
     for title, model in models.items():
         candidates.append(Step(title, model, reference, reduces=True))
         candidates.append(Step(_alone(title), model, reference, reduces=False))

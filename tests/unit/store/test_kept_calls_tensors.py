@@ -12,7 +12,6 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import KVStoreError
-from ncclkv.store import check
 
 torch = pytest.importorskip("torch")
 
@@ -32,21 +31,6 @@ def opened() -> Any:
     kv = ncclkv.create("local")
     kv.init(KEYS, new())
     return kv
-
-
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets the verb of each call whose arrays are checked one by one."""
-    found: list[str] = []
-    for name in ("values", "outs"):
-        function = getattr(check, name)
-
-        def counting(verb: str, *given: Any, function: Any = function) -> Any:
-            found.append(verb)
-            return function(verb, *given)
-
-        monkeypatch.setattr(check, name, counting)
-    return found
 
 
 @pytest.mark.parametrize("parameters", [False, True])
