@@ -31,6 +31,9 @@ _MPI_ERROR = "Other MPI error"
 _KILLED = (int(signal.SIGKILL), 128 + signal.SIGKILL)
 """Exit codes of launchers after SIGKILL of a process that they started."""
 
+_AT_ONCE_SECONDS = 0.002
+"""Two connections whose ends are read within this time may have broken in the other order."""
+
 _ENDS_OF_RUNNER = (-signal.SIGTERM, -signal.SIGKILL)
 """Exit codes of ranks that the runner ends: by its supervisors, or with the launcher's group."""
 
@@ -262,21 +265,24 @@ class Outcome(NamedTuple):
         return [rank for rank in self.ranks.values() if not rank.began]
 
     @property
-    def torn(self) -> Rank | None:
-        """Return the rank whose supervisor was killed; None without one.
+    def torn(self) -> list[Rank]:
+        """Return the rank whose supervisor was killed; empty without one.
 
-        MPICH's mpirun then reports SIGKILL.  Open MPI's sends SIGTERM to the other ranks.
+        MPICH's mpirun then reports SIGKILL, and kills the other supervisors.  Their ranks are
+        included if a busy machine has read their ends at once.  Open MPI's mpirun sends SIGTERM to
+        the other ranks.
         """
         ranks = self.ranks.values()
         lost = [rank for rank in ranks if rank.lost is not None and not rank.killed]
-        torn = min(lost, key=lambda rank: rank.lost or 0.0, default=None)
-        if torn is None or any(rank.leaves is not None for rank in ranks):
-            return None
+        first = min((rank.lost or 0.0 for rank in lost), default=0.0)
+        if not lost or any(rank.leaves is not None for rank in ranks):
+            return []
         failed = [rank for rank in ranks if rank.failed() is not None]
         ended = all(rank.code == -signal.SIGTERM or rank.follows for rank in failed)
-        after = ended and all((rank.failed() or 0.0) > (torn.lost or 0.0) for rank in failed)
+        after = ended and all((rank.failed() or 0.0) > first for rank in failed)
         killed = self.launcher in _KILLED or (self.launcher and failed)
-        return torn if after and killed else None
+        torn = [rank for rank in lost if (rank.lost or 0.0) < first + _AT_ONCE_SECONDS]
+        return torn if after and killed else []
 
     @property
     def left(self) -> Rank | None:
@@ -296,7 +302,7 @@ class Outcome(NamedTuple):
         """Return 0 if every rank reported 0, else the code of the first to fail, as in shells."""
         if self.interrupted_by is not None:
             return 128 + self.interrupted_by
-        if self.torn is not None:
+        if self.torn:
             return shell_code(-signal.SIGKILL)
         if self.left is not None:
             return 1

@@ -89,7 +89,7 @@ def _first_to_name(outcome: Outcome) -> Rank | None:
     missing = never_started(outcome.ranks.values())
     if missing and (first is None or first.mpi == notify.MPI_BEGINS):
         return missing[0]
-    return outcome.torn or outcome.left or first
+    return next(iter(outcome.torn), None) or outcome.left or first
 
 
 def _describe_end(rank: Rank, outcome: Outcome) -> str:
@@ -99,9 +99,9 @@ def _describe_end(rank: Rank, outcome: Outcome) -> str:
     if rank in never_started(outcome.ranks.values()):
         ended = f": it {end}" if end else ""
         return f"{rank} did not reach MPI's start, where {_format(waiting)} waited for it{ended}"
-    if rank is outcome.torn:
-        when = f"{rank.lost:.1f} s after the start"
-        return f"{rank} has lost its supervisor, {when}: it was killed, or its connection broke"
+    if rank in outcome.torn:
+        who, when = " or ".join(map(str, outcome.torn)), f"{rank.lost:.1f} s after the start"
+        return f"{who} has lost its supervisor, {when}: it was killed, or its connection broke"
     if rank is outcome.left:
         others = _format(each for each in outcome.unreported if each is not rank)
         if rank.code != 0:

@@ -79,7 +79,11 @@ def test_a_supervisor_that_is_killed(job: Job) -> None:
     assert ended.code == 137, ended.err
     assert ended.seconds < SECONDS, ended.err
     said = r"has lost its supervisor, [\d.]+ s after the start: it was killed, or its connection"
-    assert re.search(rf": rank 1 on \S+ \(pid \d+\) {said}", headline(ended.err)), ended.err
+    who = r"rank \d on \S+ \(pid \d+\)"
+    found = re.search(rf": ({who}(?: or {who})*) {said}", headline(ended.err))
+    # A busy machine may read the ends of all connections at once.
+    assert found is not None, ended.err
+    assert "rank 1 on" in found[1], ended.err
 
 
 def test_a_supervisor_that_stays_stopped(job: Job) -> None:
