@@ -152,6 +152,8 @@ void serve(Descriptor listener, std::uint64_t secret) {
         if (!check_in(hello, std::move(socket), sockets, ranks)) return;
         ++come;
     } while (come == 0 || come < ranks.size());
+    // First: a rank that comes once the others are introduced is refused, and does not wait forever.
+    listener = Descriptor(-1);
     introduce(sockets, ranks);
 }
 
