@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import ncclkv
 import ncclkv.store.backends as find_store
-from ncclkv.errors import UsageError
+from ncclkv.errors import LaunchError, UsageError
 
 
 def total_of(communicator: MPI.Intracomm) -> float:
@@ -121,3 +121,31 @@ def test_local_stores_beside_others_are_warned_of_once(comm_world: MPI.Intracomm
     assert len(seen) == (1 if several and comm_world.Get_rank() == 0 else 0)
     for text in seen:
         assert f"{comm_world.Get_size()} independent" in text
+
+
+def test_variables_of_torch_that_the_program_sets(
+    comm_world: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", str(comm_world.Get_rank()))
+    monkeypatch.setenv("WORLD_SIZE", str(comm_world.Get_size()))
+    with ncclkv.create("dist_sync") as kv:
+        assert kv.num_workers == comm_world.Get_size()
+
+
+def test_one_rank_of_mpi_is_not_several_of_torch(
+    comm_world: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = comm_world.Get_size()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(4 * size))
+    if size == 1:
+        with pytest.raises(LaunchError, match="WORLD_SIZE=4 says"):
+            ncclkv.create("dist_sync")
+    else:
+        with ncclkv.create("dist_sync") as kv:
+            assert kv.num_workers == size
+    # A program that gives its ranks is not alone unnoticed.
+    own = comm_world.Split(comm_world.Get_rank())
+    with ncclkv.create("dist_sync", comm=own) as kv:
+        assert kv.num_workers == 1
+    own.Free()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ncclkv
-from ncclkv import env, testing
+from ncclkv import env, launchers, testing
 from ncclkv.comm import roster
 from ncclkv.comm.host import threads
 from ncclkv.errors import LaunchError
@@ -115,7 +115,7 @@ def test_an_unknown_name_gives_one_warning(
 
 
 def test_a_wrong_number_of_a_launcher_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for pair in env._LAUNCHERS for name in pair]:
+    for name in [name for each in launchers.OF_MPI for name in each[1:3]]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PMI_SIZE", "²")
     assert env.launched_size() is None
