@@ -51,11 +51,11 @@ def test_a_store_of_one_rank_refuses_a_wrong_value(
 
 @pytest.mark.parametrize("text", ["0", "1", ""])
 def test_values_of_switches(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NCCLKV_COMPILED", "NCCLKV_ABORT", "NCCLKV_SHARE_GPU"):
+    for name in ("NCCLKV_COMPILED", "NCCLKV_ABORT", "NCCLKV_ALONE", "NCCLKV_SHARE_GPU"):
         monkeypatch.setenv(name, text)
     env.check()
     assert env.compiled() == env.abort_on_exception() == (text != "0")
-    assert env.share_gpu() == (text == "1")
+    assert env.share_gpu() == env.alone() == (text == "1")
 
 
 def test_a_wrong_value_on_one_rank_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:

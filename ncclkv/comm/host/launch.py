@@ -160,11 +160,12 @@ def _import() -> None:
         finalize.end_here()
         from mpi4py import rc
 
-        _starts_here, rc.initialize = rc.initialize, False
+        wanted, rc.initialize = rc.initialize, False
         try:
             from mpi4py import MPI  # noqa: F401
         finally:
-            rc.initialize = _starts_here
+            rc.initialize = wanted
+        _starts_here = wanted in (True, "yes")
     except ImportError as error:
         raise LaunchError(
             f"this job has several ranks, but mpi4py cannot be imported ({error}); "
@@ -182,7 +183,7 @@ def _start() -> None:
     from mpi4py import MPI, rc
 
     check_library(MPI.Get_library_version())
-    if rc.threads:
+    if rc.threads in (True, "yes"):
         MPI.Init_thread(getattr(MPI, f"THREAD_{rc.thread_level.upper()}"))
     else:
         MPI.Init()
