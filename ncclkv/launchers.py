@@ -67,7 +67,8 @@ OF_MPI = (
 OTHERS = (
     Launcher("accelerate", *_TORCH, "ACCELERATE_MIXED_PRECISION", *_OF_TORCH),
     Launcher("torchrun", *_TORCH, "TORCHELASTIC_RUN_ID", *_OF_TORCH),
-    Launcher("a launcher of torch, such as DeepSpeed's or Kubeflow's,", *_TORCH, "", *_OF_TORCH),
+    Launcher("DeepSpeed's launcher", *_TORCH, "CROSS_SIZE", "LOCAL_SIZE", "MASTER_ADDR"),
+    Launcher("a launcher of torch, such as Kubeflow's,", *_TORCH, "", *_OF_TORCH),
     Launcher("MXNet's launcher", "DMLC_NUM_WORKER", "DMLC_ROLE"),
     Launcher("horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK", local_size="HOROVOD_LOCAL_SIZE"),
     Launcher("Paddle's launcher", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID"),

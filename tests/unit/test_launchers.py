@@ -121,20 +121,23 @@ def test_a_server_of_mxnet(role: str, workers: int, monkeypatch: pytest.MonkeyPa
     )
 
 
+@pytest.mark.parametrize("launcher", [each for each in OTHERS if each.local_size], ids=name_of)
 @pytest.mark.parametrize(
     ("size", "hosts"),
     [
-        (8, "node7:4,HOST2:4"),
-        (12, "node7:4,HOST2:4,HOST3:4"),
-        (32, "node7:4,...,HOST8:4"),
+        (8, "{}:4,HOST2:4"),
+        (12, "{}:4,HOST2:4,HOST3:4"),
+        (32, "{}:4,...,HOST8:4"),
     ],
 )
-def test_torchrun_on_several_hosts(size: int, hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torchrun = next(each for each in OTHERS if each.name == "torchrun")
-    there = {"LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node7"}
-    set_all(monkeypatch, {**variables(torchrun, size), **there})
-    expected = f"on one host, type: ncclkv run --hosts {hosts} -- python ddp.py --lr 0.1; or"
-    assert expected in refusal()
+def test_several_hosts(
+    launcher: Launcher, size: int, hosts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_all(monkeypatch, {**variables(launcher, size), launcher.local_size: "4"})
+    if launcher.address:
+        monkeypatch.setenv(launcher.address, "node7")
+    line = f"ncclkv run --hosts {hosts.format('node7' if launcher.address else 'HOST1')}"
+    assert f"on one host, type: {line} -- python ddp.py --lr 0.1; or" in refusal()
 
 
 def test_the_first_of_two_launchers_may_have_started_one_process(
