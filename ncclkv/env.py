@@ -15,6 +15,8 @@ would leave the other ranks waiting.
                           ``ncclkv explain`` reads it
 ``NCCLKV_RESTART``        number of restarts of the job; set by ``ncclkv run`` for programs
 ``NCCLKV_RUN_SECRET``     and ``NCCLKV_RUN_EVENTS``: set by ``ncclkv run`` for its own use
+``NCCLKV_ALONE``          ``1``: a process may be alone though a launcher started several: stores
+                          of all ranks are stores of this process, unless MPI has several ranks
 ``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job, nor does a
                           call of MPI, NCCL or CUDA that never returns
 ``NCCLKV_EXIT_TIMEOUT``   seconds after which a rank that waits for others at its end ends the
@@ -26,7 +28,7 @@ would leave the other ranks waiting.
 ``NCCLKV_KERNEL_CACHE``   directory of compiled CUDA kernels; ``0``: none are kept
 ``MXNET_UPDATE_ON_KVSTORE``  ``0``: by default a `Trainer` updates on each rank, not on the store;
                           a whole number, as MXNet reads it
-launcher's variables      number of ranks, and this process's rank
+launchers' variables      number of processes, and number of this one; tables in `launchers`
 ========================  ====================================================================
 """
 
@@ -41,6 +43,7 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+from ncclkv import launchers
 from ncclkv.errors import LaunchError, UsageError
 
 DEFAULT_TIMEOUT = 300.0
@@ -48,25 +51,12 @@ DEFAULT_TIMEOUT = 300.0
 LONGEST = 3e9
 """Longest wait in seconds, about a century: more does not fit the clock."""
 
-# More digits than any count has, and fewer than Python refuses to convert.
-_MOST_DIGITS = 18
-
 _PREFIX = "NCCLKV_"
 
 NODE_MEMORY = ("files", "halves", "messages")
 """Values of ``NCCLKV_NODE_MEMORY``, the fastest first."""
 
-# One row a launcher: its variable for the number of ranks, and for this one.  Slurm comes last,
-# because mpirun inside an allocation sees Slurm's variables too; srun alone sets these two.
-_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    ("PMI_SIZE", "PMI_RANK"),
-    ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
-    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-)
-
-_SWITCHES = ("NCCLKV_COMPILED", "NCCLKV_ABORT", "NCCLKV_SHARE_GPU")
+_SWITCHES = ("NCCLKV_COMPILED", "NCCLKV_ABORT", "NCCLKV_ALONE", "NCCLKV_SHARE_GPU")
 _TEXTS = (
     "NCCLKV_CHECKPOINT",
     "NCCLKV_DUMP",
@@ -74,9 +64,6 @@ _TEXTS = (
     "NCCLKV_RUN_SECRET",
     "NCCLKV_RUN_EVENTS",
 )
-
-# Set by launchers that give a rank but not the number of ranks.
-_RANK_ONLY = ("PMIX_RANK",)
 
 
 def _text(name: str) -> str:
@@ -86,8 +73,7 @@ def _text(name: str) -> str:
 
 def _number(name: str) -> int | None:
     """Return a variable as a whole number; None if it is unset or no number."""
-    text = _text(name)
-    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+    return launchers.number(_text(name))
 
 
 def _count(name: str, minimum: int = 0) -> int | None:
@@ -127,20 +113,38 @@ def _one_of(name: str, *allowed: str, unset: str = "") -> str:
     return text
 
 
-def _launched() -> tuple[int | None, int | None]:
-    """Return the number of ranks that the launcher started, and this one; None where unknown."""
-    found = ((_number(size), _number(rank)) for size, rank in _LAUNCHERS)
-    return next((each for each in found if each[0] is not None), (None, None))
+def launched() -> launchers.Started | None:
+    """Return the launcher of MPI that started this process; None without one, or its number."""
+    return next(launchers.started_by(launchers.OF_MPI, os.environ), None)
+
+
+def launched_otherwise() -> launchers.Started | None:
+    """Return the launcher that started several processes of which MPI does not know, or None."""
+    rows = [each for each in launchers.OTHERS if _text(each.rank)]
+    found = launchers.started_by(rows, os.environ)
+    return next((started for started in found if started.several), None)
+
+
+def launched_protocol() -> str:
+    """Return the protocol by which the launcher awaits ranks; empty if it is not known."""
+    return launchers.protocol(os.environ)
 
 
 def launched_size() -> int | None:
     """Return the number of ranks that the launcher started; None without such a launcher."""
-    return _launched()[0]
+    started = launched()
+    return None if started is None else started.size
 
 
 def launched_rank() -> int | None:
     """Return this rank as the launcher numbers it; None without such a launcher."""
-    return _launched()[1]
+    started = launched()
+    return None if started is None else started.rank
+
+
+def alone() -> bool:
+    """Return whether the user wants stores of one process, though a launcher started several."""
+    return _text("NCCLKV_ALONE") == "1"
 
 
 def launcher_connection() -> int | None:
@@ -150,7 +154,13 @@ def launcher_connection() -> int | None:
 
 def launched_without_size() -> bool:
     """Return whether a launcher started this process without giving the number of ranks."""
-    return launched_size() is None and any(name in os.environ for name in _RANK_ONLY)
+    return launched_size() is None and any(name in os.environ for name in launchers.RANK_ONLY)
+
+
+def other_rank() -> str:
+    """Return the variable by which a launcher calls this process a later rank, with its value."""
+    later = (name for name in launchers.RANK_ONLY if _number(name))
+    return next((f"{name}={_text(name)}" for name in later), "")
 
 
 def timeout(given: Any = None) -> float:
@@ -300,7 +310,7 @@ _CHECKS: dict[str, Callable[[], object]] = {
     "NCCLKV_RESTART": restarts,
     "MXNET_UPDATE_ON_KVSTORE": update_on_kvstore,
     **{name: partial(_one_of, name, "0", "1") for name in _SWITCHES},
-    **{name: partial(_count, name) for pair in _LAUNCHERS for name in pair},
+    **{name: partial(_count, name) for each in launchers.OF_MPI for name in each[1:3]},
     **dict.fromkeys(_TEXTS, str),
 }
 """Check of each variable's value, which raises a `LaunchError`; ``str`` accepts every value."""

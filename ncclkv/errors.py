@@ -128,7 +128,15 @@ class CheckpointError(KVStoreError):
 
 
 class LaunchError(KVStoreError):
-    """The job was started wrongly; the message has a command that corrects it."""
+    """The job was started wrongly; the message has a command that corrects it.
+
+    Attributes
+    ----------
+    on_every_rank : bool
+        True if every rank of the job raises it, so that rank 0 alone prints it.
+    """
+
+    on_every_rank = False
 
 
 def annotate(error: BaseException, text: str) -> None:

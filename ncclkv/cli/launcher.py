@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from ncclkv.cli.unreached import is_reason
+
 _NOISE = re.compile(
     r"=|YOUR APPLICATION TERMINATED|This typically refers to a problem|Please see the FAQ page"
     r"|\[(proxy|mpiexec)[:@]|\s*$"
@@ -49,12 +51,16 @@ class LauncherStream:
             self.feed(b"\n")
 
     def _process(self, line: str) -> None:
-        """Forward or keep a line; Open MPI writes lines about failures between two rules."""
+        """Forward or keep a line; Open MPI writes lines about failures between two rules.
+
+        Lines of ssh are forwarded, too: mpirun may not end for a long time.
+        """
         text = _TAG.sub("", line, count=1)
         rule = bool(_RULE.match(text))
         noise = rule or self._boxed or bool(_NOISE.match(text))
         self._boxed ^= rule
+        reason = is_reason(text)
         if not noise:
             self._forward(line)
-        elif text.strip("=- "):
+        if reason or (noise and text.strip("=- ")):
             self._keep(text)

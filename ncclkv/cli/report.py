@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable, Iterator
 
 from ncclkv import notify
-from ncclkv.cli import other_errors
+from ncclkv.cli import other_errors, unreached
 from ncclkv.cli.outcome import Outcome, Rank, never_started
 from ncclkv.comm.diagnosis.reports import format_ranks
 
@@ -50,6 +50,8 @@ def report(outcome: Outcome, attempt: str) -> str:
     headline = f"ncclkv run: the job failed after {outcome.seconds:.1f} s ({attempt}): "
     first = _first_to_name(outcome)
     missing = outcome.not_begun
+    if missing and (lines := unreached.describe(outcome)):
+        return "\n".join([headline + lines[0], *lines[1:]]) + "\n"
     if missing and len(missing) < len(outcome.ranks):
         end = f"{describe_not_begun(missing)}; the launcher {how(outcome.launcher)}"
         return "\n".join([headline + end, *outcome.launcher_lines]) + "\n"

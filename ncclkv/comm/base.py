@@ -147,6 +147,8 @@ class Communicator(ABC):
         Held while a thread advances its collectives: a watcher thread may check them.
     thread_multiple : bool
         Whether several threads may communicate at once, as ``MPI_THREAD_MULTIPLE``.
+    not_on_gpus : str
+        The reason for host memory, in a store that uses GPUs where possible; else empty.
     """
 
     rank: int
@@ -164,6 +166,7 @@ class Communicator(ABC):
     reproducible: bool = False
     lock: threading.RLock
     thread_multiple: bool = True
+    not_on_gpus: str = ""
 
     def lend(self) -> AbstractContextManager[None]:
         """Let other threads launch and advance collectives in a ``with`` block.

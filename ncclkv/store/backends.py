@@ -85,7 +85,7 @@ def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 
 def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """Return all ranks over NCCL if possible; else in host memory, with the reason in the log."""
+    """Return all ranks over NCCL if possible; else in host memory, with a line in the log."""
     # Only here and below: stores in host memory start sooner without the modules of NCCL.
     from ncclkv.comm.nccl import launch as gpus
     from ncclkv.comm.nccl.communicator import NcclCommunicator
@@ -99,11 +99,13 @@ def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
         problem = launch_problem(infos)
         if problem is None:
             return gpus.launch(ranks, infos)
+    ranks.not_on_gpus = problem
     if ranks.size > 1 and ranks.rank == 0:
         _log_once(
-            f"ncclkv: dist over {ranks.size} ranks in host memory ({ranks.name}), not over NCCL: "
-            f"{problem}"
+            f"ncclkv: dist over {ranks.size} ranks in host memory, not on GPUs; "
+            f"kv.explain_plan() shows why"
         )
+        _log.info("dist is in host memory (%s): %s", ranks.name, problem)
     return ranks
 
 
@@ -135,6 +137,7 @@ def _device(name: str, comm: Any, timeout: float | None) -> Communicator:
     problem = launch_problem(infos)
     if problem is None:
         return gpus.launch(process, infos)
+    process.not_on_gpus = problem
     if infos[0].devices:
         _log_once(f"ncclkv: {name} in host memory, not in a GPU's: {problem}")
     return process

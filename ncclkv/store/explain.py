@@ -14,7 +14,7 @@ _CALLS = {"push": "pushes", "pull": "pulls", "group": "ends of groups"}
 
 
 def explain(context: Context, counts: Mapping[str, Counts]) -> str:
-    """Return a table of the buckets, and lines about states, kernels and calls.
+    """Return a table of the buckets, and lines about memory, states, kernels and calls.
 
     Parameters
     ----------
@@ -26,7 +26,8 @@ def explain(context: Context, counts: Mapping[str, Counts]) -> str:
     buckets = [state.bucket for state in layout.states]
     times = [state.in_flight.seconds for state in layout.states]
     text = plan.explain(buckets, list(layout.pending), owner, layout.sizing, times)
-    return "\n".join([text, *_states(context), *_kernels(context), *_calls(counts)])
+    memory = [f"in host memory: {reason}"] if (reason := context.comm.not_on_gpus) else []
+    return "\n".join([text, *memory, *_states(context), *_kernels(context), *_calls(counts)])
 
 
 def _states(context: Context) -> Iterator[str]:

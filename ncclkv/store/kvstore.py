@@ -248,7 +248,8 @@ are ints, such as 3; use one kind
         measurement before the first reduction, without a collective, and on a GPU, because the host
         does not wait for it.
 
-        In host memory a line names the keys that run without the kernels in C, for each reason.
+        In host memory a line names the keys that run without the kernels in C, for each reason.  A
+        store that would use GPUs also has a line with the reason that it does not.
 
         The last lines count calls.  A call *found prepared* repeats an earlier call of its keys,
         with the same arrays or with new NumPy arrays of the same dtypes, shapes and flags.  A call

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ncclkv import env, notify, tracebacks
-from ncclkv.errors import KVStoreError, RankDied, RankLost
+from ncclkv.errors import KVStoreError, LaunchError, RankDied, RankLost
 
 FAILURE = 1
 """The exit code of a rank that ends the job."""
@@ -29,6 +29,9 @@ _READ_SECONDS = 0.2
 
 # Seconds for a lost rank to write its own error first, and to end the job itself.
 _GRACE_SECONDS = 0.5
+
+_FIRST_SECONDS = 5.0
+"""Seconds for rank 0 to write an error of every rank; its end makes mpirun end the others."""
 
 _FOLLOWS = re.compile(rf"(?:^|, after )(?:{RankLost.__name__}|{RankDied.__name__})\b")
 
@@ -171,6 +174,7 @@ def _show(error: BaseException, chained: Callable[[], object] | None, where: str
     """Write the failed rank and its error, in the first line and after the traceback.
 
     A rank that only follows another's failure waits for that rank's output, and writes one line.
+    An error that every rank raises is one line of rank 0.
 
     Parameters
     ----------
@@ -181,6 +185,13 @@ def _show(error: BaseException, chained: Callable[[], object] | None, where: str
         The thread, for the line before the traceback.
     """
     reason = reason_of(error)
+    if isinstance(error, LaunchError) and error.on_every_rank and not env.full_traceback():
+        if env.launched_rank():
+            time.sleep(_FIRST_SECONDS)
+            notify.notify(notify.FAILED, reason)
+        else:
+            announce(reason)
+        return
     if tracebacks.follows(error):
         if not isinstance(error, RankDied):
             time.sleep(_GRACE_SECONDS)
@@ -214,11 +225,11 @@ def end_job() -> NoReturn:
     """End all ranks."""
     mpi = running_mpi()
     give_time_to_read()
-    if mpi is not None:
+    if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         mpi.COMM_WORLD.Abort(FAILURE)
         os._exit(FAILURE)  # some MPIs return from Abort, and end the process a moment later
-    # Before MPI_Init no launcher takes an exit code for the job's failure; every launcher takes a
-    # death by signal for it.
+    # Before MPI_Init, and after that of a rank that has not joined its launcher, no launcher takes
+    # an exit code for the job's failure; every launcher takes a death by signal for it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
     os._exit(FAILURE)

@@ -1,4 +1,4 @@
-"""The end of jobs whose stores are closed, dropped, broken or forked; and wrong launches."""
+"""The end of jobs whose stores are closed, dropped, broken or forked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -135,24 +134,3 @@ def test_ctrl_c_at_the_launcher(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode != 0
     assert time.monotonic() - begin < SECONDS
-
-
-@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
-def test_a_launcher_of_another_mpi_than_the_library(variable: str) -> None:
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "import ncclkv; ncclkv.create('dist')"],
-        cwd=ROOT,
-        env={**os.environ, variable: "4"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=stretched(20),
-        check=False,
-    )
-    assert run.returncode != 0
-    last = next(line for line in run.stderr.splitlines() if line.startswith("ncclkv.errors."))
-    assert last.startswith(
-        "ncclkv.errors.LaunchError: the launcher started 4 ranks, but MPI sees 1: mpirun and the "
-        "MPI library that mpi4py loaded ("
-    )
-    assert last.endswith("launch/local.sh -n 4 SCRIPT finds it")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import ncclkv
 import ncclkv.store.backends as find_store
-from ncclkv.errors import UsageError
+from ncclkv.errors import LaunchError, UsageError
 
 
 def total_of(communicator: MPI.Intracomm) -> float:
@@ -33,19 +36,45 @@ def test_all_ranks(name: str, comm_world: MPI.Intracomm) -> None:
         assert sums(kv) == [total_of(comm_world)] * 3
 
 
-def test_one_line_tells_what_dist_found(
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the lines that users see without a setting."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "ncclkv" and record.levelno >= logging.WARNING
+    ]
+
+
+def test_one_short_line_tells_what_dist_found(
     comm_world: MPI.Intracomm, caplog: pytest.LogCaptureFixture
 ) -> None:
     # The line is logged once in a process, and other tests have logged it.
     find_store._log_once.cache_clear()
-    with ncclkv.create("dist"), ncclkv.create("dist"):
-        lines = [record.getMessage() for record in caplog.records if record.name == "ncclkv"]
+    caplog.set_level(logging.INFO, "ncclkv")
+    with ncclkv.create("dist") as kv, ncclkv.create("dist"):
+        reason = "in host memory: NCCL needs a GPU on every rank. rank"
+        assert reason in kv.explain_plan()
     told = comm_world.Get_rank() == 0 and comm_world.Get_size() > 1
-    assert len(lines) == (1 if told else 0)
-    for line in lines:
-        assert "in host memory" in line
-        assert "not over NCCL: NCCL needs a GPU on every rank" in line
-        assert f"{comm_world.Get_size()} ranks" in line
+    size = comm_world.Get_size()
+    line = (
+        f"ncclkv: dist over {size} ranks in host memory, not on GPUs; kv.explain_plan() shows why"
+    )
+    assert lines_of(caplog) == ([line] if told else [])
+    assert len(line) <= 100
+    full = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert len([line for line in full if "NCCL needs a GPU on every rank." in line]) == 2 * told
+
+
+@pytest.mark.parametrize("name", ["dist_sync", "local"])
+def test_a_store_in_host_memory_is_silent(
+    name: str, comm_world: MPI.Intracomm, caplog: pytest.LogCaptureFixture
+) -> None:
+    find_store._log_once.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a local store on each of several ranks
+        with ncclkv.create(name) as kv:
+            assert "in host memory" not in kv.explain_plan()
+    assert lines_of(caplog) == []
 
 
 @pytest.mark.parametrize("update_on", ["every_rank", "root"])
@@ -121,3 +150,31 @@ def test_local_stores_beside_others_are_warned_of_once(comm_world: MPI.Intracomm
     assert len(seen) == (1 if several and comm_world.Get_rank() == 0 else 0)
     for text in seen:
         assert f"{comm_world.Get_size()} independent" in text
+
+
+def test_variables_of_torch_that_the_program_sets(
+    comm_world: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", str(comm_world.Get_rank()))
+    monkeypatch.setenv("WORLD_SIZE", str(comm_world.Get_size()))
+    with ncclkv.create("dist_sync") as kv:
+        assert kv.num_workers == comm_world.Get_size()
+
+
+def test_one_rank_of_mpi_is_not_several_of_torch(
+    comm_world: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = comm_world.Get_size()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(4 * size))
+    if size == 1:
+        with pytest.raises(LaunchError, match="WORLD_SIZE=4 says"):
+            ncclkv.create("dist_sync")
+    else:
+        with ncclkv.create("dist_sync") as kv:
+            assert kv.num_workers == size
+    # A program that gives its ranks is not alone unnoticed.
+    own = comm_world.Split(comm_world.Get_rank())
+    with ncclkv.create("dist_sync", comm=own) as kv:
+        assert kv.num_workers == 1
+    own.Free()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ncclkv
-from ncclkv import env, testing
+from ncclkv import env, launchers, testing
 from ncclkv.comm import roster
 from ncclkv.comm.host import threads
 from ncclkv.errors import LaunchError
@@ -51,11 +51,11 @@ def test_a_store_of_one_rank_refuses_a_wrong_value(
 
 @pytest.mark.parametrize("text", ["0", "1", ""])
 def test_values_of_switches(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NCCLKV_COMPILED", "NCCLKV_ABORT", "NCCLKV_SHARE_GPU"):
+    for name in ("NCCLKV_COMPILED", "NCCLKV_ABORT", "NCCLKV_ALONE", "NCCLKV_SHARE_GPU"):
         monkeypatch.setenv(name, text)
     env.check()
     assert env.compiled() == env.abort_on_exception() == (text != "0")
-    assert env.share_gpu() == (text == "1")
+    assert env.share_gpu() == env.alone() == (text == "1")
 
 
 def test_a_wrong_value_on_one_rank_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_an_unknown_name_gives_one_warning(
 
 
 def test_a_wrong_number_of_a_launcher_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for pair in env._LAUNCHERS for name in pair]:
+    for name in [name for each in launchers.OF_MPI for name in each[1:3]]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PMI_SIZE", "²")
     assert env.launched_size() is None

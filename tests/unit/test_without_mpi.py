@@ -95,7 +95,7 @@ def test_importing_the_package_does_not_start_mpi() -> None:
 def test_the_errors_of_an_absent_library_and_an_absent_package_differ(tmp_path: Path) -> None:
     package = tmp_path / "mpi4py"
     package.mkdir()
-    (package / "__init__.py").write_text("class rc:\n    finalize = None\n")
+    (package / "__init__.py").write_text("class rc:\n    initialize, finalize = True, None\n")
     (package / "MPI.py").write_text("raise RuntimeError('cannot load MPI library')\n")
     run = python(
         "del sys.modules['mpi4py']; ncclkv.create('dist')", PMI_SIZE="2", PYTHONPATH=str(tmp_path)

@@ -13,9 +13,10 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import crossing
 from ncclkv.comm.diagnosis.call_log import call_site
 from ncclkv.comm.host import child, finalize
+from ncclkv.comm.host.alone import check_library, check_size
 from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.comm.host.groups import ranks_name
-from ncclkv.comm.host.mpi import MpiTransport, library_name, no_communicator
+from ncclkv.comm.host.mpi import MpiTransport, no_communicator
 from ncclkv.comm.host.outside_wait import poll_outside
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommTimeout, KVStoreError, LaunchError, UsageError
@@ -24,6 +25,9 @@ from ncclkv.system import watchdog
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+
+_starts_here = False
+"""True when this module starts MPI, and not mpi4py or the program."""
 
 # Copies of MPI_COMM_WORLD that a failed creation has begun.
 _pending_copies: list[tuple[MPI.Intracomm, MPI.Request]] = []
@@ -44,7 +48,7 @@ def world(timeout: float | None = None) -> Communicator:
     UsageError
         When `timeout` is not a finite number above 0.
     LaunchError
-        When the launcher started several ranks, and MPI cannot be loaded or sees fewer.
+        When a launcher started several processes, and MPI cannot be loaded or sees fewer.
 
     Examples
     --------
@@ -61,17 +65,14 @@ def world(timeout: float | None = None) -> Communicator:
     started = env.launched_size()
     alone = started == 1 if started is not None else not env.launched_without_size()
     if alone and "mpi4py.MPI" not in sys.modules:
+        check_size(1, "")
         return SoloCommunicator(timeout)
     with watchdog.guard("starting MPI", timeout):
         notify.notify(notify.MPI_BEGINS)
-        comm = _mpi().COMM_WORLD
+        mpi = _mpi()
         notify.notify(notify.MPI_RUNS)
-    if started is not None and started > comm.Get_size():
-        raise LaunchError(
-            f"the launcher started {started} ranks, but MPI sees {comm.Get_size()}: mpirun and the "
-            f"MPI library that mpi4py loaded ({library_name()}) are of different MPIs. Use the "
-            f"mpirun of that library; launch/local.sh -n {started} SCRIPT finds it"
-        )
+    comm = mpi.COMM_WORLD
+    check_size(comm.Get_size(), mpi.Get_library_version())
     return over(comm, timeout)
 
 
@@ -141,12 +142,30 @@ def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
 
 
 def _mpi() -> Any:
-    """Import mpi4py.MPI, which starts MPI."""
+    """Import mpi4py.MPI, and start MPI."""
+    if "mpi4py.MPI" not in sys.modules:
+        child.check_spawned()
+        _import()
+    from mpi4py import MPI
+
+    if _starts_here and not MPI.Is_initialized():
+        _start()
+    return MPI
+
+
+def _import() -> None:
+    """Import mpi4py.MPI without MPI's start, which a wrong library ends the process in."""
+    global _starts_here
     try:
-        if "mpi4py.MPI" not in sys.modules:
-            child.check_spawned()
         finalize.end_here()
-        from mpi4py import MPI
+        from mpi4py import rc
+
+        wanted, rc.initialize = rc.initialize, False
+        try:
+            from mpi4py import MPI  # noqa: F401
+        finally:
+            rc.initialize = wanted
+        _starts_here = wanted in (True, "yes")
     except ImportError as error:
         raise LaunchError(
             f"this job has several ranks, but mpi4py cannot be imported ({error}); "
@@ -157,4 +176,14 @@ def _mpi() -> Any:
             f"this job has several ranks, but mpi4py finds no MPI library ({error}); load your "
             f"site's MPI, or pip install 'ncclkv[mpi]' into this environment"
         ) from error
-    return MPI
+
+
+def _start() -> None:
+    """Start MPI as mpi4py does, unless its library cannot join the launcher."""
+    from mpi4py import MPI, rc
+
+    check_library(MPI.Get_library_version())
+    if rc.threads in (True, "yes"):
+        MPI.Init_thread(getattr(MPI, f"THREAD_{rc.thread_level.upper()}"))
+    else:
+        MPI.Init()

@@ -14,6 +14,7 @@ from ncclkv import env
 from ncclkv.comm import backoff
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.host import finalize, window
+from ncclkv.comm.host.alone import library_name
 from ncclkv.comm.host.groups import common_ranks
 from ncclkv.comm.host.peer_processes import PeerProcesses
 from ncclkv.comm.host.requests import Incoming, Message, begin, failed
@@ -63,7 +64,7 @@ class MpiTransport(Transport):
         self.thread_multiple = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.name = library_name()
+        self.name = library_name(MPI.Get_library_version())
         with self._guard():
             machine = comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
             self.node = env.split_node(machine.allgather(self.rank), self.rank)
@@ -216,14 +217,6 @@ def no_communicator(where: str, error: Exception) -> CommAborted:
         f"{where}: MPI cannot make a communicator for the store; some MPIs allow about 2000 at "
         f"once: close stores after use, and free other communicators. MPI reports: {error}"
     )
-
-
-def library_name() -> str:
-    """Return the MPI library's name and version."""
-    from mpi4py import MPI
-
-    first = MPI.Get_library_version().strip("\0").split("\n")[0].split(",")[0]
-    return " ".join(first.replace("Version:", " ").split())
 
 
 @atexit.register
