@@ -60,7 +60,8 @@ def test_files_have_what_the_ranks_wrote(tmp_path: Path, options: tuple[str, ...
     done = run(*size, *options, "--output-dir", str(folder), "--", sys.executable, "-c", NUMBERED)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [b"[0] out \0\xff 0", b"[1] out \0\xff 1"]
-    assert sorted(done.stderr.splitlines()) == [b"[0] no end 0", b"[1] no end 1"]
+    source = [] if size else [b"ncclkv run: 2 ranks, from --hosts localhost:2"]
+    assert sorted(done.stderr.splitlines()) == [b"[0] no end 0", b"[1] no end 1", *source]
     found = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert found == {
         "rank-0.out": b"out \0\xff 0\n",
@@ -72,7 +73,7 @@ def test_files_have_what_the_ranks_wrote(tmp_path: Path, options: tuple[str, ...
 
 def test_files_go_on_after_a_restart(tmp_path: Path) -> None:
     count = "import os; n = os.environ['NCCLKV_RESTART']; print(n, flush=True); os._exit(n < '1')"
-    options = ("--output-dir", str(tmp_path), "--max-restarts", "1")
+    options = ("-n", "1", "--output-dir", str(tmp_path), "--max-restarts", "1")
     (tmp_path / "rank-0.out").write_text("of an older job\n")
     done = run(*options, "--", sys.executable, "-c", count)
     assert done.returncode == 0, done.stderr
@@ -81,7 +82,7 @@ def test_files_go_on_after_a_restart(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = run("--output-dir", str(tmp_path / "file"), "--", "true")
+    done = run("-n", "1", "--output-dir", str(tmp_path / "file"), "--", "true")
     assert done.returncode == 2
     assert b"ncclkv: --output-dir " in done.stderr
     assert b" cannot be written: " in done.stderr
@@ -106,7 +107,7 @@ def test_a_stream_on_a_full_disk(stream: str, script: str) -> None:
     script = f"exec >&2; {script}" if stream == "stderr" else script
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "ncclkv", "run", "--", "sh", "-c", script],
+            [sys.executable, "-m", "ncclkv", "run", "-n", "1", "--", "sh", "-c", script],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=full if stream == "stdout" else subprocess.PIPE,
