@@ -113,8 +113,10 @@ def describe(parser: argparse.ArgumentParser) -> None:
             hidden = group.add_argument(each, type=kind, action=action, dest=first.dest)
             hidden.help = argparse.SUPPRESS
     parser.set_defaults(max_restarts=0)
-    about = "print the command line and the variables that would be set, and start nothing"
+    about = "print the command line and the variables set for all ranks alike, and start nothing"
     parser.add_argument("--dry-run", action="store_true", help=about)
+    about = "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which torch.distributed reads"
+    parser.add_argument("--torch-env", action="store_true", help=about)
     foreign.declare(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: the command of a rank")
 

@@ -103,7 +103,10 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
     line = launcher.with_environment(environment)
     places = [name for name, count in slots.items() for _ in range(count)]
     timeout = options.timeout or env.timeout()
-    return Start(ranks, line, command, environment, port, options.output_dir, places, timeout)
+    return Start(
+        *(ranks, line, command, environment, port, options.output_dir, places, timeout),
+        torch_env=options.torch_env,
+    )
 
 
 def place(options: argparse.Namespace, command: Sequence[str]) -> tuple[int, dict[str, int]]:

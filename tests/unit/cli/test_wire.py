@@ -107,13 +107,24 @@ def test_frames_go_both_ways(runner):
     peer.send(wire.BEGAN, b"7 here")
     peer.send(wire.OUT, b"x")
     runner.wait_for((1, wire.BEGAN, b"7 here"), (1, wire.OUT, b"x"))
-    kinds = b""
+    kinds: dict[bytes, bytes] = {}
     limit = time.monotonic() + stretched(5)
     while not kinds and time.monotonic() < limit:
         kinds = peer.receive()
-    assert kinds == wire.ALL_ENDED
+    assert kinds == {wire.ALL_ENDED: b""}
     peer._connection.close()
     runner.wait_for(*runner.taken[:2], (1, b"", b""))
+
+
+def test_a_rank_that_connects_later_gets_the_first_frames_too(runner):
+    connect(runner, 0)
+    runner.connections.send(wire.MASTER, b"node1 29500", also_later=True)
+    for peer in (*runner.links, connect(runner, 1)):
+        found: dict[bytes, bytes] = {}
+        limit = time.monotonic() + stretched(5)
+        while not found and time.monotonic() < limit:
+            found = peer.receive()
+        assert found == {wire.MASTER: b"node1 29500"}
 
 
 @pytest.mark.parametrize(
