@@ -32,7 +32,10 @@ from ncclkv.cli.silence import Silence
 from ncclkv.system.processes import stat_of
 
 _RANK = Path(__file__).with_name("rank.py")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals to this process that end the job, and signals to the commands of all ranks."""
+
 _KEPT_LINES = 40
 _POLL_SECONDS = 0.1
 
@@ -130,7 +133,9 @@ class Job:
 
     def run(self) -> Outcome:
         """Run the job, once.  Signals that would end this process end the job instead."""
-        before = {number: signal.signal(number, self._note_signal) for number in _SIGNALS}
+        before = {
+            number: signal.signal(number, self._note_signal) for number in (*_ENDING, *_PASSED_ON)
+        }
         adopt()
         spared = children()
         try:
@@ -194,8 +199,11 @@ class Job:
     def _over(self, process: subprocess.Popen[bytes]) -> bool:
         """Return whether the launcher and the remaining ranks must be ended now."""
         now = time.monotonic()
-        if self._signals:
+        while self._signals:
             number = self._signals.pop(0)
+            if number in _PASSED_ON:
+                self._connections.send(wire.SIGNAL, b"%d" % number)
+                continue
             if self._interrupted_by is not None:  # a second signal ends the job at once
                 return True
             self._interrupted_by = number

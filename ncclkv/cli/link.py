@@ -69,18 +69,18 @@ class Link:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise RunnerEnded from error
 
-    def receive(self) -> dict[bytes, bytes]:
+    def receive(self) -> list[tuple[bytes, bytes]]:
         """Return kind and data of the runner's frames that have arrived; raise as `flush` does."""
         try:
             data = self._connection.recv(wire.CHUNK)
         except BlockingIOError:
-            return {}
+            return []
         except ConnectionResetError as error:
             raise RunnerEnded from error
         if not data:
             raise RunnerEnded
         self._received += data
-        return dict(wire.take_frames(self._received))
+        return [*wire.take_frames(self._received)]
 
 
 def connect(address: str, rank: int, secret: bytes, seconds: float) -> Link:

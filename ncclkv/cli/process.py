@@ -16,6 +16,10 @@ from ncclkv import env, notify
 from ncclkv.cli import wire
 
 PR_SET_PDEATHSIG = 1
+
+OF_THE_COMMAND = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which users, batch systems and launchers ask the command for something."""
+
 _COMMAND_NOT_FOUND = 127
 
 
@@ -36,7 +40,7 @@ def become(
     unless_set: Mapping[str, str],
 ) -> None:
     """Replace this process by the command, with variables beside its own; does not return."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
+    for each in (*OF_THE_COMMAND, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(each, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     # Without this the command outlives a supervisor that is killed.

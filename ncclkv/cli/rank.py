@@ -157,19 +157,23 @@ class Supervisor:
             with self._link_errors():
                 if writable:
                     link.flush()
-                if link in ready:
-                    self._obey(link.receive())
+                for kind, data in link.receive() if link in ready else ():
+                    self._obey(kind, data)
         for source in self._sources.keys() & ready:
             self._read(source)
         if self._child_events in ready:
             os.read(self._child_events, 4096)
             self._reap()
 
-    def _obey(self, orders: Mapping[bytes, bytes]) -> None:
-        """Process the runner's frames; the end of a killed command is still reported."""
-        self._master = orders.get(wire.MASTER, b"").decode() or self._master
-        self._released = self._released or bool({wire.KILL, wire.ALL_ENDED} & orders.keys())
-        if wire.KILL in orders:
+    def _obey(self, kind: bytes, data: bytes) -> None:
+        """Process a frame of the runner; the end of a killed command is still reported."""
+        if kind == wire.MASTER:
+            self._master = data.decode()
+        elif kind == wire.SIGNAL and self._child and self._code is None:
+            os.kill(self._child, int(data))
+        elif kind in (wire.KILL, wire.ALL_ENDED):
+            self._released = True
+        if kind == wire.KILL:
             self._killed = True
             if not self._child:  # the command has not begun
                 os.killpg(0, signal.SIGKILL)
@@ -236,7 +240,7 @@ def main(options: Set[str], address: str, command: list[str]) -> int:
     alone = ALONE in options
     rank = 0 if alone else env.launched_rank() or 0
     # Launchers signal all processes of a rank: the command decides whether it ends.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in process.OF_THE_COMMAND:
         signal.signal(number, signal.SIG_IGN)
     descendants.adopt()
     link = None

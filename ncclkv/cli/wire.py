@@ -34,9 +34,10 @@ HELLO_FORM = struct.Struct(f"!I{NONCE_BYTES}s{PROOF_BYTES}s")
 """Rank, nonce and proof of a supervisor."""
 
 KILL = b"K"
+SIGNAL = b"S"
 ALL_ENDED = b"A"
-"""Kinds of the runner's frames, beside `MASTER` with an address: end the command now; every rank
-has ended."""
+"""Kinds of the runner's frames, beside `MASTER` with an address: end the command now; send it a
+signal, with the number; every rank has ended."""
 
 CHUNK = 1 << 16
 """Maximum bytes of data in a frame."""
