@@ -213,6 +213,8 @@ class Cluster:
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
+            # The nodes have more CPUs than this machine, and Open MPI would bind ranks to them.
+            "PRTE_MCA_hwloc_default_binding_policy": "none",
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -58,6 +59,16 @@ def test_a_batch_job(cluster: Cluster, first: Path, launcher: str, nodes: int) -
     assert printed(job.output) == RIGHT, job.output
     line = "ncclkv run: 4 ranks, from SLURM_NTASKS=4\n"
     assert job.output.startswith(line) == (launcher == RUNNER), job.output
+
+
+def test_a_batch_job_with_open_mpi(cluster: Cluster, first: Path) -> None:
+    environment = os.environ.get("OPENMPI_ENV")
+    if not environment:
+        pytest.skip("OPENMPI_ENV names no environment with Open MPI")
+    command = f"{RUNNER} {environment}/bin/python {first}"
+    job = cluster.submit(command, "--nodes=2", "--ntasks=4")
+    assert job.end() == "0:0", job.output
+    assert printed(job.output) == RIGHT, job.output
 
 
 def test_ranks_of_a_batch_job_without_a_number_of_tasks(cluster: Cluster) -> None:
