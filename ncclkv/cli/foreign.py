@@ -6,7 +6,7 @@ import argparse
 import shlex
 from collections.abc import Mapping, Sequence
 
-from ncclkv.cli import host_lists
+from ncclkv.cli import allocation, host_lists
 from ncclkv.errors import LaunchError
 
 _PER_NODE = (
@@ -21,6 +21,7 @@ _VALUES = (
     *("--rdzv-endpoint", "--rdzv_endpoint", "--rdzv-id", "--rdzv_id"),
     *("--map-by", "--bind-to", "-x", "-env", "--mpi"),
 )
+_MODULE = ("-m", "--module")
 _FLAGS = ("--standalone", "--oversubscribe", "--allow-run-as-root", "--no-python")
 """Options of torchrun, srun, accelerate, deepspeed and of each mpirun, by the value they take."""
 
@@ -29,6 +30,8 @@ _UNKNOWN = "RANKS"
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options, without a line in the help."""
+    for name in _MODULE:
+        parser.add_argument(name, dest="-m", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     for name in (*_PER_NODE, *_NODES, *_TOTAL, *_VALUES, *_FLAGS):
         kind = "store_true" if name in _FLAGS else "store"
         parser.add_argument(name, dest=name, action=kind, help=argparse.SUPPRESS)
@@ -37,15 +40,18 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def refuse(options: argparse.Namespace, command: Sequence[str]) -> None:
     """Raise a `LaunchError` with the line to type, if an option of another launcher is given."""
     given = vars(options)
-    found = [name for name in (*_PER_NODE, *_NODES, *_TOTAL, *_VALUES, *_FLAGS) if given[name]]
-    if not found:
+    names = (*_PER_NODE, *_NODES, *_TOTAL, *_VALUES, *_FLAGS, "-m")
+    found = next((name for name in names if given[name]), None)
+    if found is None:
         return
     placed = _place(options, *(_first(given, names) for names in (_PER_NODE, _NODES, _TOTAL)))
-    program = ["python"] * bool(command and command[0].endswith(".py")) + list(command)
+    program = ["python", "-m", *given["-m"]] if given["-m"] else [*command]
+    if program and program[0].endswith(".py"):
+        program.insert(0, "python")
     line = f"ncclkv run {placed} -- {shlex.join(program) or 'python train.py'}"
     once = ", once, on one host" if "--hosts" in placed else ""
     raise LaunchError(
-        f"{found[0]} is an option of another launcher; ncclkv run places and connects the ranks by "
+        f"{found} is an option of another launcher; ncclkv run places and connects the ranks by "
         f"itself, and gives them its environment. Type{once}: {line}"
     )
 
@@ -60,6 +66,8 @@ def _place(
     """Return our options for as many ranks."""
     if options.hostfile is not None:
         return f"--hostfile {options.hostfile}"
+    if allocation.host_variable() and nodes and per_node and (nodes + per_node).isdecimal():
+        return f"-n {int(nodes) * int(per_node)}"
     if options.hosts is not None:
         hosts = [*host_lists.parse(options.hosts)]
     else:

@@ -257,9 +257,7 @@ def main(options: Set[str], address: str, command: list[str]) -> int:
     supervisor = Supervisor(rank, link)
     local_size, local_rank = (1, 0) if alone else env.local_place()
     settings: dict[str, str] = {}
-    unless_set: dict[str, str] = {}
-    if local_size is not None:
-        unless_set = {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(local_size)}
+    unless_set = torch_env.local_variables(local_rank, local_size)
     if TORCH_ENV in options:
         size = 1 if alone else env.launched_size() or 1
         settings, more = torch_env.variables(rank, size, supervisor.meet())

@@ -1,4 +1,4 @@
-"""Variables by which torch.distributed finds the other ranks; ``ncclkv run --torch-env``.
+"""Variables that programs of torch read; those of ``--torch-env`` lead to the other ranks.
 
 Rank 0 listens at ``MASTER_PORT`` of ``MASTER_ADDR``.  So the supervisor of rank 0 finds a port that
 is free on its host, and the runner sends address and port to all supervisors.
@@ -44,6 +44,13 @@ def address(host: str, place: str, *, several: bool) -> str:
         return "127.0.0.1"
     name = place.rpartition("@")[2]
     return host if not name or name in _LOOPBACK else name
+
+
+def local_variables(rank: int | None, size: int | None) -> dict[str, str]:
+    """Return the variables of a rank's place on its host; none where the place is not known."""
+    if rank is None or size is None:
+        return {}
+    return {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
 
 
 def variables(rank: int, size: int, master: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from ncclkv.cli import main, options
+from ncclkv.cli import allocation, main, options
 from ncclkv.cli.parser import Parser
 
 BY_ITSELF = (
@@ -47,6 +47,11 @@ def test_names_of_the_hostfile(name):
         ("--nnodes 1 --nproc-per-node 4 ddp.py", ": ncclkv run -n 4 -- python ddp.py"),
         ("-ppn 2 -n 8 -- python ddp.py", ": ncclkv run -n 8 -- python ddp.py"),
         ("--num_processes 4 ddp.py", ": ncclkv run -n 4 -- python ddp.py"),
+        ("-m pkg.train", ": ncclkv run -n RANKS -- python -m pkg.train"),
+        (
+            "--nproc-per-node 2 -m pkg.train --epochs 3",
+            ": ncclkv run -n 2 -- python -m pkg.train --epochs 3",
+        ),
         ("--standalone -n 2 ddp.py", ": ncclkv run -n 2 -- python ddp.py"),
         (
             "--nnodes=2 --nproc_per_node=4 --node_rank=0 --master_addr h ddp.py",
@@ -63,13 +68,23 @@ def test_names_of_the_hostfile(name):
         ("--nnodes 2 --hostfile x ddp.py", ": ncclkv run --hostfile x -- python ddp.py"),
     ],
 )
-def test_options_of_other_launchers_are_refused_with_the_line_to_type(arguments, said, capsys):
+def test_options_of_other_launchers_are_refused_with_the_line_to_type(
+    arguments, said, capsys, monkeypatch
+):
+    for name in allocation._HOST_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     assert main(["run", *arguments.split()]) == 2
     name = arguments.replace("=", " ").split()[0]
     shown = capsys.readouterr().err
     assert shown.endswith(f"{BY_ITSELF}{said}\n"), shown
     if "nnodes" not in arguments:
         assert shown.startswith(f"ncclkv: {name} is an option of another launcher"), shown
+
+
+def test_in_an_allocation_the_line_to_type_names_no_hosts(capsys, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert main(["run", "--nnodes=2", "--nproc_per_node=4", "ddp.py"]) == 2
+    assert capsys.readouterr().err.endswith(". Type: ncclkv run -n 8 -- python ddp.py\n")
 
 
 @pytest.mark.parametrize(
