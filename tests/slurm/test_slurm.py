@@ -50,6 +50,16 @@ def test_srun_with_pmi2(cluster: Cluster, first: Path) -> None:
     assert printed(ended.out) == RIGHT
 
 
+def test_srun_without_pmi2(cluster: Cluster, first: Path) -> None:
+    """Check the error for Slurm's own default: one line for all ranks, with the line to type."""
+    ended = cluster.run("srun", "-n", "4", "python", str(first))
+    assert ended.code != 0
+    own = [line for line in ended.err.splitlines() if not line.startswith("srun: ")]
+    assert len(own) == 1, ended.err
+    assert own[0].startswith("ncclkv: rank 0 of 4 on node1 "), ended.err
+    assert own[0].endswith(f"; type: srun --mpi=pmi2 -n 4 python {first}"), ended.err
+
+
 @NODES
 @pytest.mark.parametrize("launcher", [SRUN, MPIRUN, RUNNER])
 def test_a_batch_job(cluster: Cluster, first: Path, launcher: str, nodes: int) -> None:
