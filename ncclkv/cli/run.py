@@ -112,7 +112,7 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
 def place(options: argparse.Namespace, command: Sequence[str]) -> tuple[int, dict[str, int]]:
     """Return the number of ranks, and the maximum number on each host that the user has named.
 
-    A number that ``-n`` does not give is printed with its source.
+    A number that is not on the command line is printed with its source.
     """
     slots: dict[str, int] = {}
     if options.hosts is not None or options.hostfile is not None:
@@ -120,6 +120,8 @@ def place(options: argparse.Namespace, command: Sequence[str]) -> tuple[int, dic
         source = f"--hosts {options.hosts}" if named else f"--hostfile {options.hostfile}"
         given = host_lists.parse(options.hosts) if named else host_lists.read(options.hostfile)
         ranks, slots = host_lists.place_ranks(given, options.n)
+        if named and None not in given.values():
+            return ranks, slots
     elif options.n is not None:
         return options.n, slots
     else:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from ncclkv import env
-from ncclkv.cli import allocation, main
+from ncclkv.cli import allocation, main, mpi
 from ncclkv.errors import LaunchError
 
 SLURM = {"SLURM_JOB_ID": "7"}
@@ -69,6 +69,26 @@ def test_the_number_and_its_source_are_printed(monkeypatch, capsys):
     assert shown.out.endswith(" true\n")
     assert main(["run", "-n", "1", "--dry-run", "--", "true"]) == 0
     assert capsys.readouterr().err == "", "the user's own number needs no line"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--hosts", "a:2,b:2"], ""),
+        (["--hosts", "a,b", "-n", "4"], ""),
+        (["--hosts", "a,b"], "ncclkv run: 2 ranks, from --hosts a,b\n"),
+        (["--hostfile", "nodes"], "ncclkv run: 3 ranks, from --hostfile nodes\n"),
+    ],
+)
+def test_hosts_without_numbers_on_the_command_line_are_counted_aloud(
+    monkeypatch, capsys, tmp_path, options, said
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nodes").write_text("a slots=2\nb\n")
+    found = mpi.Mpirun("mpirun", "HYDRA build details:")
+    monkeypatch.setattr(mpi, "find_mpirun", lambda command: found)
+    assert main(["run", *options, "--dry-run", "--", "true"]) == 0
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(
