@@ -21,8 +21,6 @@ RUNNER = "python -m ncclkv run --"
 SIGNALS = ROOT / "docs" / "examples" / "signals.py"
 DEAD_RANK = PROGRAMS / "dead_rank.py"
 
-NODES = pytest.mark.parametrize("nodes", [1, 2])
-
 
 @pytest.fixture
 def first(cluster: Cluster) -> Path:
@@ -60,8 +58,9 @@ def test_srun_without_pmi2(cluster: Cluster, first: Path) -> None:
     assert own[0].endswith(f"; type: srun --mpi=pmi2 -n 4 python {first}"), ended.err
 
 
-@NODES
-@pytest.mark.parametrize("launcher", [SRUN, MPIRUN, RUNNER])
+@pytest.mark.parametrize(
+    ("launcher", "nodes"), [(SRUN, 1), (MPIRUN, 1), (MPIRUN, 2), (RUNNER, 1), (RUNNER, 2)]
+)
 def test_a_batch_job(cluster: Cluster, first: Path, launcher: str, nodes: int) -> None:
     """Check jobs that take the number of ranks and the hosts from the allocation."""
     job = cluster.submit(f"{launcher} python {first}", f"--nodes={nodes}", "--ntasks=4")
@@ -140,11 +139,10 @@ def test_scancel_of_a_job(cluster: Cluster, tmp_path: Path, launcher: str) -> No
     job.end()
 
 
-@NODES
-def test_a_dead_rank_under_the_runner(cluster: Cluster, nodes: int) -> None:
-    job = cluster.submit(f"{RUNNER} python {DEAD_RANK}", f"--nodes={nodes}", "--ntasks=2")
+def test_a_dead_rank_under_the_runner(cluster: Cluster) -> None:
+    job = cluster.submit(f"{RUNNER} python {DEAD_RANK}", "--nodes=2", "--ntasks=2")
     assert job.end() == "7:0", job.output
-    who = rf"rank 1 on node{nodes} \(pid \d+\) ended with exit code 7"
+    who = r"rank 1 on node2 \(pid \d+\) ended with exit code 7"
     report = rf"ncclkv run: the job failed after [\d.]+ s \(start 1 of at most 1\): {who}, "
     assert re.search(report, job.output), job.output
 
