@@ -184,6 +184,20 @@ def full_traceback() -> bool:
     return _text("NCCLKV_TRACEBACK") == "full"
 
 
+# A row for Open MPI, for MVAPICH, and for MPICH and Intel MPI.
+_LOCAL = (
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+)
+
+
+def local_place() -> tuple[int | None, int | None]:
+    """Return the number of ranks on this host, and this one among them; None where unknown."""
+    found = ((_number(size), _number(rank)) for size, rank in _LOCAL)
+    return next((each for each in found if None not in each), (None, None))
+
+
 def ranks_per_node() -> int | None:
     """Return the limit on the ranks that share memory, or None."""
     return _count("NCCLKV_RANKS_PER_NODE", 1)

@@ -119,6 +119,8 @@ def suite() -> list[Run]:
         Run("jobs-run", (*pytest, "--durations=20", *JOBS_RUN), 480),
         Run("threads", (*pytest, "--durations=20", "tests/threads"), 600),
         Run("hosts-work", (*pytest, "--durations=20", *HOSTS_WORK), 600, 2),
+        # Without Slurm, or root, this run prints the reason, and tests nothing.
+        Run("slurm", (*pytest, "--durations=20", "tests/slurm"), 300, 2),
         _on_ranks(3),
         nodes,
         _on_ranks(4, but=(*CONTRACT, *ANY_SEVERAL, PROGRAMS, *MODULES)),

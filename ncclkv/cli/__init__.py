@@ -9,6 +9,7 @@ from types import ModuleType
 
 from ncclkv import __version__
 from ncclkv.cli import explain, run
+from ncclkv.cli.parser import Parser
 from ncclkv.errors import LaunchError
 
 WRONG = 2
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog="ncclkv", description="Jobs of several ranks.")
+    parser = Parser(prog="ncclkv", description="Jobs of several ranks.")
     parser.add_argument("--version", action="version", version=f"ncclkv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     parsers = {}
@@ -44,11 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given:
         parser.print_help()
         return 0
-    # A command's own parser, so that its errors show its own usage.
+    # A command's own parser, so that its errors name the command.
     own = parsers.get(given[0])
-    chosen = parser.parse_args(given) if own is None else own.parse_args(given[1:])
-    act: Callable[[argparse.Namespace], int] = chosen.main
     try:
+        if own is None and not given[0].startswith("-"):
+            raise LaunchError(
+                f"there is no command {given[0]!r}; there are {' and '.join(COMMANDS)}. Programs "
+                f"are started by: ncclkv run -n 4 -- python train.py"
+            )
+        chosen = parser.parse_args(given) if own is None else own.parse_args(given[1:])
+        act: Callable[[argparse.Namespace], int] = chosen.main
         return act(chosen)
     except LaunchError as error:
         sys.stderr.write(f"ncclkv: {error}\n")

@@ -66,6 +66,7 @@ class Connections:
         self._selector = selector
         self._take = take
         self._peers: list[_Peer] = []
+        self._first_frames = b""
         self._server, self.address, count = _listen(port, ranks)
         self._expected = ranks * count
         _allow_files(ranks + self._expected + _SPARE + _OTHER_FILES)
@@ -77,12 +78,15 @@ class Connections:
         """Return whether any rank is connected."""
         return any(peer.rank is not None for peer in self._peers)
 
-    def send(self, kind: bytes) -> None:
-        """Send a byte, such as `wire.KILL`, to all ranks."""
+    def send(self, kind: bytes, data: bytes = b"", *, also_later: bool = False) -> None:
+        """Send a frame, such as `wire.KILL`, to all ranks; on demand also to those to come."""
+        frame = wire.frame(kind, data)
+        if also_later:
+            self._first_frames += frame
         for peer in self._peers:
             if peer.rank is not None:
                 with suppress(OSError):  # reading from a broken connection reports its end
-                    peer.connection.send(kind)
+                    peer.connection.send(frame)
 
     def pause(self, ranks: set[int]) -> None:
         """Read from all ranks except `ranks`, whose output then waits on their side."""
@@ -157,7 +161,8 @@ class Connections:
         if rank >= self._ranks or rank in connected or not hmac.compare_digest(found, expected):
             return False
         try:
-            peer.connection.send(wire.proof(secret, "runner", peer.challenge, nonce))
+            own = wire.proof(secret, "runner", peer.challenge, nonce)
+            peer.connection.send(own + self._first_frames)
         except OSError:
             return False
         peer.rank = rank

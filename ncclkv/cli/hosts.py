@@ -1,4 +1,4 @@
-"""Hosts of a job, and the command line by which an mpirun places ranks on them."""
+"""Command line by which an mpirun places ranks on hosts."""
 
 from __future__ import annotations
 
@@ -8,21 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ncclkv import env
 from ncclkv.cli import wire
+from ncclkv.cli.allocation import host_variable
 from ncclkv.cli.mpi import Mpirun
 from ncclkv.errors import LaunchError
-
-Hosts = dict[str, int | None]
-"""Names of hosts in order, each with its number of ranks, or None."""
-
-_HOST_VARIABLES = (
-    *("SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_DJOB_HOSTFILE", "LSB_HOSTS"),
-    *("PE_HOSTFILE", "COBALT_NODEFILE", "FLUX_JOB_ID"),
-    *("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE"),
-    *("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile"),
-)
-"""Variables by which a batch system or the user gives mpirun hosts."""
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -64,84 +53,6 @@ class MpiLauncher:
         return [*self.line, *(word for name in names for word in ("-x", name))]
 
 
-def parse(text: str) -> Hosts:
-    """Read hosts from a list such as ``"node1:4,node2:4"``.
-
-    Raises
-    ------
-    LaunchError
-        When an entry is neither ``NAME`` nor ``NAME:RANKS``.
-    """
-    hosts: Hosts = {}
-    for entry in text.split(","):
-        _add(hosts, entry.strip(), f"--hosts {text}")
-    return hosts
-
-
-def read(path: Path) -> Hosts:
-    """Read hosts from a file whose lines are ``NAME``, ``NAME:RANKS`` or ``NAME slots=RANKS``.
-
-    Raises
-    ------
-    LaunchError
-        When the file cannot be read, has another kind of line, or names no host.
-    """
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"--hostfile {path} cannot be read: {error}") from error
-    hosts: Hosts = {}
-    for number, line in enumerate(lines, 1):
-        entry = line.partition("#")[0].strip()
-        if entry:
-            words = entry.replace(" = ", "=").split()
-            if len(words) == 2 and words[1].startswith("slots="):
-                entry = f"{words[0]}:{words[1][6:]}"
-            _add(hosts, entry, f"line {number} of {path}")
-    if not hosts:
-        raise LaunchError(f"--hostfile {path} names no host; give a line NAME slots=RANKS for each")
-    return hosts
-
-
-def _add(hosts: Hosts, entry: str, where: str) -> None:
-    """Add a host; several entries of the same host add up."""
-    name, colon, count = entry.partition(":")
-    right = name and not name.startswith("-") and len(entry.split()) == 1
-    if not right or (colon and not (count.isdecimal() and int(count) > 0)):
-        raise LaunchError(f"{where} has {entry!r}, which is no host; give NAME or NAME:RANKS")
-    before = hosts.get(name)
-    hosts[name] = (before or 0) + int(count) if colon else before
-
-
-def place_ranks(hosts: Hosts, ranks: int | None) -> tuple[int, dict[str, int]]:
-    """Return the number of ranks of a job, and the maximum number of ranks on each host.
-
-    Hosts without a number share the ranks evenly if no host has a number; else each takes 1 rank.
-
-    Parameters
-    ----------
-    hosts : dict
-    ranks : int or None
-        None for as many as the hosts take.
-
-    Raises
-    ------
-    LaunchError
-        When the hosts take fewer ranks.
-    """
-    even = 1
-    if ranks is not None and all(count is None for count in hosts.values()):
-        even = -(-ranks // len(hosts))
-    slots = {name: count or even for name, count in hosts.items()}
-    capacity = sum(slots.values())
-    if ranks is not None and ranks > capacity:
-        raise LaunchError(
-            f"-n {ranks} is more than the hosts take, {capacity} ranks; give a smaller -n, or "
-            f"higher numbers behind the hosts' names"
-        )
-    return ranks or capacity, slots
-
-
 def launcher(mpirun: Mpirun, ranks: int, slots: Mapping[str, int]) -> MpiLauncher:
     """Return the launcher for `ranks` ranks.
 
@@ -173,12 +84,6 @@ def launcher(mpirun: Mpirun, ranks: int, slots: Mapping[str, int]) -> MpiLaunche
     if mpirun.is_hydra and several:
         line += [*(["-hosts", listed] if slots else []), "-prepend-rank"]
     return MpiLauncher(line)
-
-
-def host_variable() -> str:
-    """Return the name of the variable by which mpirun finds hosts; empty without one."""
-    environment = env.for_ranks({}, {})
-    return next((name for name in _HOST_VARIABLES if environment.get(name)), "")
 
 
 def forwarded_variables(environment: Mapping[str, str]) -> list[str]:

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from ncclkv import env, notify
-from ncclkv.cli import wire
+from ncclkv.cli import torch_env, wire
 from ncclkv.cli.connections import Connections
 from ncclkv.cli.descendants import adopt, children, end_all
 from ncclkv.cli.launcher import LauncherStream
@@ -26,13 +26,16 @@ from ncclkv.cli.leftovers import Leftovers, shortage
 from ncclkv.cli.outcome import Outcome, Rank, never_started
 from ncclkv.cli.output import Output
 from ncclkv.cli.process import PR_SET_PDEATHSIG
-from ncclkv.cli.rank import ALONE
+from ncclkv.cli.rank import ALONE, TORCH_ENV
 from ncclkv.cli.report import how
 from ncclkv.cli.silence import Silence
 from ncclkv.system.processes import stat_of
 
 _RANK = Path(__file__).with_name("rank.py")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals to this process that end the job, and signals to the commands of all ranks."""
+
 _KEPT_LINES = 40
 _POLL_SECONDS = 0.1
 
@@ -76,6 +79,8 @@ class Start(NamedTuple):
         The host of each rank; empty where the launcher chooses.
     timeout : float
         Seconds for which a supervisor may be stopped after the end of its rank.
+    torch_env : bool
+        True if the ranks get the variables of torch.distributed.
     """
 
     ranks: int
@@ -86,6 +91,7 @@ class Start(NamedTuple):
     output: Path | None = None
     places: Sequence[str] = ()
     timeout: float = env.DEFAULT_TIMEOUT
+    torch_env: bool = False
 
 
 class Job:
@@ -127,7 +133,9 @@ class Job:
 
     def run(self) -> Outcome:
         """Run the job, once.  Signals that would end this process end the job instead."""
-        before = {number: signal.signal(number, self._note_signal) for number in _SIGNALS}
+        before = {
+            number: signal.signal(number, self._note_signal) for number in (*_ENDING, *_PASSED_ON)
+        }
         adopt()
         spared = children()
         try:
@@ -156,8 +164,8 @@ class Job:
     def _start_launcher(self) -> subprocess.Popen[bytes]:
         """Start the launcher in a new session, whose process group can be killed at once."""
         libc = ctypes.CDLL(None)
-        alone = [] if self._start.launcher else [ALONE]
-        supervisor = [sys.executable, "-I", "-S", str(_RANK), *alone, self._connections.address]
+        options = [ALONE] * (not self._start.launcher) + [TORCH_ENV] * self._start.torch_env
+        supervisor = [sys.executable, "-I", "-S", str(_RANK), *options, self._connections.address]
         process = subprocess.Popen(
             [*self._start.launcher, *supervisor, *self._start.command],
             env={**self._start.environment, wire.SECRET: self._connections.secret},
@@ -191,8 +199,11 @@ class Job:
     def _over(self, process: subprocess.Popen[bytes]) -> bool:
         """Return whether the launcher and the remaining ranks must be ended now."""
         now = time.monotonic()
-        if self._signals:
+        while self._signals:
             number = self._signals.pop(0)
+            if number in _PASSED_ON:
+                self._connections.send(wire.SIGNAL, b"%d" % number)
+                continue
             if self._interrupted_by is not None:  # a second signal ends the job at once
                 return True
             self._interrupted_by = number
@@ -272,6 +283,11 @@ class Job:
         rank = self._ranks[number]
         is_first = not self._failed()
         text = data.decode(errors="replace")
+        if kind == wire.MASTER:
+            host, _, port = text.partition(" ")
+            found = torch_env.address(host, rank.place, several=self._start.port is not None)
+            self._connections.send(wire.MASTER, f"{found} {port}".encode(), also_later=True)
+            return
         if not rank.take(kind, text, self._seconds()) and not rank.warned:
             rank.warned = True
             line = f"ncclkv run: {rank} wrote to the pipe in {notify.PIPE}; ignored: {text[:80]!r}"

@@ -39,6 +39,7 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
+        self._received = bytearray()
         self.unsent = bytearray()
 
     def fileno(self) -> int:
@@ -68,17 +69,18 @@ class Link:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise RunnerEnded from error
 
-    def receive(self) -> bytes:
-        """Return the runner's bytes that have arrived; raise as `flush` does."""
+    def receive(self) -> list[tuple[bytes, bytes]]:
+        """Return kind and data of the runner's frames that have arrived; raise as `flush` does."""
         try:
             data = self._connection.recv(wire.CHUNK)
         except BlockingIOError:
-            return b""
+            return []
         except ConnectionResetError as error:
             raise RunnerEnded from error
         if not data:
             raise RunnerEnded
-        return data
+        self._received += data
+        return [*wire.take_frames(self._received)]
 
 
 def connect(address: str, rank: int, secret: bytes, seconds: float) -> Link:

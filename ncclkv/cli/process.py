@@ -9,12 +9,17 @@ import resource
 import signal
 import struct
 import termios
+from collections.abc import Mapping
 from contextlib import suppress
 
 from ncclkv import env, notify
 from ncclkv.cli import wire
 
 PR_SET_PDEATHSIG = 1
+
+OF_THE_COMMAND = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which users, batch systems and launchers ask the command for something."""
+
 _COMMAND_NOT_FOUND = 127
 
 
@@ -27,9 +32,15 @@ def wake_on_child_signals() -> int:
     return source
 
 
-def become(command: list[str], streams: dict[int, int], events: int) -> None:
-    """Replace this process by the command; does not return."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
+def become(
+    command: list[str],
+    streams: Mapping[int, int],
+    events: int,
+    settings: Mapping[str, str],
+    unless_set: Mapping[str, str],
+) -> None:
+    """Replace this process by the command, with variables beside its own; does not return."""
+    for each in (*OF_THE_COMMAND, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(each, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     # Without this the command outlives a supervisor that is killed.
@@ -37,7 +48,8 @@ def become(command: list[str], streams: dict[int, int], events: int) -> None:
     for number, stream in streams.items():
         os.dup2(stream, number)
     os.set_inheritable(events, True)
-    variables = env.for_ranks({notify.PIPE: f"{events}:{os.fstat(events).st_ino}"}, {})
+    pipe = {notify.PIPE: f"{events}:{os.fstat(events).st_ino}"}
+    variables = env.for_ranks({**settings, **pipe}, unless_set)
     variables.pop(wire.SECRET, None)
     try:
         os.execvpe(command[0], command, variables)

@@ -1,7 +1,7 @@
 """Supervise one rank: start the command, send its output and its end to ``ncclkv run``.
 
-mpirun starts ``python rank.py ADDRESS COMMAND ...``.  Without mpirun ``--alone`` stands
-before the address: variables of launchers then belong to another job.
+mpirun starts ``python rank.py ADDRESS COMMAND ...``.  Before the address may stand ``--torch-env``,
+and ``--alone`` without mpirun: variables of launchers then belong to another job.
 
 Launchers report the end of a rank late, wrongly or not at all, and kill the other ranks at once.
 The supervisor reports the end by a connection of its own.  The launcher sees the exit of the
@@ -16,7 +16,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -36,11 +36,14 @@ if __name__ == "__main__":
     _skip_package_imports()
 
 from ncclkv import env  # noqa: E402
-from ncclkv.cli import descendants, process, wire  # noqa: E402
+from ncclkv.cli import descendants, process, torch_env, wire  # noqa: E402
 from ncclkv.cli.link import FULL_BYTES, Link, RunnerEnded, connect  # noqa: E402
 
 ALONE = "--alone"
 """Argument of the only rank of a job without a launcher."""
+
+TORCH_ENV = "--torch-env"
+"""Argument for a command that gets torch's variables."""
 
 GRACE = 2.0
 """Seconds for the other ranks to print their errors, before the launcher sees a failure."""
@@ -52,6 +55,9 @@ Some launchers kill the other ranks for an early exit.
 """
 
 CONNECT_SECONDS = 10.0
+
+MASTER_SECONDS = 30.0
+"""Seconds for the address of torch's rank 0, whose host may start later than this one."""
 
 _EVENT_BYTES = 4096
 
@@ -71,15 +77,29 @@ class Supervisor:
         self._link = link
         self._child = 0
         self._code: int | None = None
+        self._master = ""
         self._released = False
         self._killed = False
         self._events = b""
         self._sources: dict[int, bytes] = {}
         self._child_events = process.wake_on_child_signals()
 
-    def run(self, command: list[str]) -> int:
-        """Run the command to its end; return its exit code, signals negative."""
-        self._start(command)
+    def meet(self) -> str:
+        """Return address and port for the ranks of torch, from rank 0; empty if none arrive."""
+        if self._rank == 0:
+            self._send(wire.MASTER, f"{os.uname().nodename} {torch_env.free_port()}".encode())
+        limit = time.monotonic() + MASTER_SECONDS
+        while not self._master and self._link and (left := limit - time.monotonic()) > 0:
+            self._turn(left)
+        if not self._master:
+            _warn(self._rank, "got no address of rank 0: MASTER_ADDR and MASTER_PORT are not set")
+        return self._master
+
+    def run(
+        self, command: list[str], settings: Mapping[str, str], unless_set: Mapping[str, str]
+    ) -> int:
+        """Run the command to its end, with variables; return its exit code, signals negative."""
+        self._start(command, settings, unless_set)
         while self._code is None:
             self._turn(None)
         descendants.end_all()
@@ -104,7 +124,9 @@ class Supervisor:
             return PATIENCE if unsent else GRACE if self._code else 0.0
         return PATIENCE
 
-    def _start(self, command: list[str]) -> None:
+    def _start(
+        self, command: list[str], settings: Mapping[str, str], unless_set: Mapping[str, str]
+    ) -> None:
         """Start the command with pipes as its streams, or with those of this process."""
         outs = {1: wire.OUT, 2: wire.ERR} if self._link is not None else {}
         pipes = {number: os.pipe() for number in outs}
@@ -113,7 +135,7 @@ class Supervisor:
         self._child = os.fork()
         if self._child == 0:
             sinks = {number: pipe[1] for number, pipe in pipes.items()}
-            process.become(command, sinks, events_sink)
+            process.become(command, sinks, events_sink, settings, unless_set)
         os.close(events_sink)
         for number, (source, sink) in pipes.items():
             os.close(sink)
@@ -135,19 +157,26 @@ class Supervisor:
             with self._link_errors():
                 if writable:
                     link.flush()
-                if link in ready:
-                    self._obey(link.receive())
+                for kind, data in link.receive() if link in ready else ():
+                    self._obey(kind, data)
         for source in self._sources.keys() & ready:
             self._read(source)
         if self._child_events in ready:
             os.read(self._child_events, 4096)
             self._reap()
 
-    def _obey(self, orders: bytes) -> None:
-        """Process the runner's bytes; the end of a killed command is still reported."""
-        self._released = self._released or bool(orders)
-        if wire.KILL in orders:
+    def _obey(self, kind: bytes, data: bytes) -> None:
+        """Process a frame of the runner; the end of a killed command is still reported."""
+        if kind == wire.MASTER:
+            self._master = data.decode()
+        elif kind == wire.SIGNAL and self._child and self._code is None:
+            os.kill(self._child, int(data))
+        elif kind in (wire.KILL, wire.ALL_ENDED):
+            self._released = True
+        if kind == wire.KILL:
             self._killed = True
+            if not self._child:  # the command has not begun
+                os.killpg(0, signal.SIGKILL)
             if self._code is None:
                 os.kill(self._child, signal.SIGKILL)
 
@@ -206,10 +235,12 @@ class Supervisor:
                 self._code = os.waitstatus_to_exitcode(status)
 
 
-def main(address: str, command: list[str], rank: int) -> int:
+def main(options: Set[str], address: str, command: list[str]) -> int:
     """Run `command` as a rank; return its exit code, or end by the same signal as the command."""
+    alone = ALONE in options
+    rank = 0 if alone else env.launched_rank() or 0
     # Launchers signal all processes of a rank: the command decides whether it ends.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in process.OF_THE_COMMAND:
         signal.signal(number, signal.SIG_IGN)
     descendants.adopt()
     link = None
@@ -223,7 +254,15 @@ def main(address: str, command: list[str], rank: int) -> int:
             f"and its end is not reported. Name the hosts with --hosts, or open a port and give "
             f"--port",
         )
-    code = Supervisor(rank, link).run(command)
+    supervisor = Supervisor(rank, link)
+    local_size, local_rank = (1, 0) if alone else env.local_place()
+    settings: dict[str, str] = {}
+    unless_set = torch_env.local_variables(local_rank, local_size)
+    if TORCH_ENV in options:
+        size = 1 if alone else env.launched_size() or 1
+        settings, more = torch_env.variables(rank, size, supervisor.meet())
+        unless_set |= more
+    code = supervisor.run(command, settings, unless_set)
     if code and link is None:
         _warn(rank, f"failed: {f'exit code {code}' if code > 0 else f'signal {-code}'}")
     return process.end_like(code)
@@ -236,6 +275,5 @@ def _warn(rank: int, text: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == ALONE:
-        sys.exit(main(sys.argv[2], sys.argv[3:], 0))
-    sys.exit(main(sys.argv[1], sys.argv[2:], env.launched_rank() or 0))
+    given = {word for word in sys.argv[1:3] if word in (ALONE, TORCH_ENV)}
+    sys.exit(main(given, sys.argv[1 + len(given)], sys.argv[2 + len(given) :]))

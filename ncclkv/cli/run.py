@@ -4,58 +4,27 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ncclkv import env
 from ncclkv.checkpoint.directory import generations
-from ncclkv.cli import hosts, mpi, waits
+from ncclkv.cli import allocation, host_lists, hosts, mpi, waits
 from ncclkv.cli.job import Job, Start
+from ncclkv.cli.options import check, check_for_launcher, describe
 from ncclkv.cli.outcome import Outcome
 from ncclkv.cli.output import create_files
 from ncclkv.cli.report import describe_not_begun, report
 from ncclkv.errors import LaunchError
+
+__all__ = ["describe", "main"]
 
 WRONG_ARGUMENTS = 2
 """Exit code of a program that refuses its arguments: a restart would fail again."""
 
 CRASH_SECONDS = 5.0
 """Two failures in a row within so many seconds prevent a third start."""
-
-
-_OPTIONS: dict[str, tuple[Callable[[str], object], str, str]] = {
-    "-n": (int, "RANKS", "number of ranks (1, or as many as the hosts take)"),
-    "--hosts": (
-        str,
-        "A:4,B:4",
-        "hosts with their numbers of ranks (those of Slurm or PBS, or this)",
-    ),
-    "--hostfile": (Path, "FILE", "hosts from a file, each on a line NAME slots=RANKS"),
-    "--port": (int, "P", "TCP port at which ranks of other hosts reach this command (any)"),
-    "--output-dir": (Path, "DIR", "also write output to DIR/rank-N.out and DIR/rank-N.err"),
-    "--max-restarts": (int, "K", "start again after a failure, at most K times (0)"),
-    "--checkpoint": (Path, "DIR", "directory of checkpoints, given to ranks in NCCLKV_CHECKPOINT"),
-    "--timeout": (float, "S", "seconds that a rank waits for the others (NCCLKV_TIMEOUT)"),
-}
-"""Type, name and description of each option's value; defaults in parentheses."""
-
-
-def describe(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.usage = "ncclkv run -n RANKS [options] -- COMMAND ..."
-    parser.epilog = (
-        "Example: ncclkv run -n 4 --max-restarts 3 --checkpoint saved -- python train.py"
-    )
-    hosts_options = parser.add_mutually_exclusive_group()
-    for name, (kind, metavar, about) in _OPTIONS.items():
-        group = hosts_options if name.startswith("--host") else parser
-        group.add_argument(name, type=kind, metavar=metavar, help=about)
-    parser.set_defaults(max_restarts=0)
-    about = "print the command line and the variables that would be set, and start nothing"
-    parser.add_argument("--dry-run", action="store_true", help=about)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: the command of a rank")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -115,12 +84,7 @@ def wait_for_ranks(outcome: Outcome, waited: int) -> bool:
 
 def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
     """Return the job to start, without the variables that differ between its starts."""
-    ranks = options.n or 1
-    slots: dict[str, int] = {}
-    if options.hosts is not None or options.hostfile is not None:
-        named = options.hosts is not None
-        given = hosts.parse(options.hosts) if named else hosts.read(options.hostfile)
-        ranks, slots = hosts.place_ranks(given, options.n)
+    ranks, slots = place(options, command)
     launcher = hosts.MpiLauncher([])
     if ranks > 1 or slots:
         check_for_launcher(command)
@@ -134,12 +98,45 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if ranks > 1 else ()
     unless_set = {**dict.fromkeys(names, "1"), **launcher.unless_set}
     environment = env.for_ranks(settings, unless_set)
-    several = bool(launcher.line and (slots or hosts.host_variable()))
+    several = bool(launcher.line and (slots or allocation.host_variable()))
     port = options.port if options.port is not None else 0 if several else None
     line = launcher.with_environment(environment)
     places = [name for name, count in slots.items() for _ in range(count)]
     timeout = options.timeout or env.timeout()
-    return Start(ranks, line, command, environment, port, options.output_dir, places, timeout)
+    return Start(
+        *(ranks, line, command, environment, port, options.output_dir, places, timeout),
+        torch_env=options.torch_env,
+    )
+
+
+def place(options: argparse.Namespace, command: Sequence[str]) -> tuple[int, dict[str, int]]:
+    """Return the number of ranks, and the maximum number on each host that the user has named.
+
+    A number that is not on the command line is printed with its source.
+    """
+    slots: dict[str, int] = {}
+    if options.hosts is not None or options.hostfile is not None:
+        named = options.hosts is not None
+        source = f"--hosts {options.hosts}" if named else f"--hostfile {options.hostfile}"
+        given = host_lists.parse(options.hosts) if named else host_lists.read(options.hostfile)
+        ranks, slots = host_lists.place_ranks(given, options.n)
+        if named and None not in given.values():
+            return ranks, slots
+    elif options.n is not None:
+        return options.n, slots
+    else:
+        found = allocation.allocated()
+        if found is None:
+            where = allocation.host_variable()
+            none = f"nor by the allocation of {where}" if where else "and there is no allocation"
+            line = shlex.join(command)
+            raise LaunchError(
+                f"the number of ranks is not given, {none}; give it: ncclkv run -n 4 -- {line}"
+            )
+        ranks, source = found
+    if options.n is None:
+        warn(f"ncclkv run: {ranks} rank{'s' * (ranks > 1)}, from {source}\n")
+    return ranks, slots
 
 
 def run_once(start: Start, restart: int) -> Outcome:
@@ -162,63 +159,6 @@ def shell_line(start: Start) -> str:
     changed = sorted(each for each in start.environment.items() if here.get(each[0]) != each[1])
     variables = [f"{name}={shlex.quote(value)}" for name, value in changed]
     return " ".join([*variables, shlex.join([*start.launcher, *start.command])])
-
-
-def check(options: argparse.Namespace, command: Sequence[str]) -> None:
-    """Refuse options and commands that cannot be run, before any process starts."""
-    if options.n is not None and options.n < 1:
-        raise LaunchError(f"-n {options.n} is no number of ranks; give 1 or more")
-    if options.max_restarts < 0:
-        raise LaunchError(f"--max-restarts {options.max_restarts} is below 0; give 0 or more")
-    if options.timeout is not None and not 0 < options.timeout <= env.LONGEST:
-        raise LaunchError(
-            f"--timeout {options.timeout:g} is not a number of seconds; give one above 0"
-        )
-    if options.port is not None and not 0 <= options.port < 65536:
-        raise LaunchError(f"--port {options.port} is no TCP port; give 0 to 65535")
-    if not command:
-        ranks = options.n or 1
-        raise LaunchError(
-            f"there is no command; give it after --: ncclkv run -n {ranks} -- python train.py"
-        )
-    if shutil.which(command[0]) is None:
-        advice = f"python {command[0]}" if command[0].endswith(".py") else "a path, or install it"
-        raise LaunchError(f"there is no program {command[0]!r} that can be run; give {advice}")
-    script = script_of(command)
-    if script is not None and not Path(script).is_file():
-        raise LaunchError(
-            f"there is no file {script!r} in {Path.cwd()}; give the script's path from there"
-        )
-
-
-def check_for_launcher(command: Sequence[str]) -> None:
-    """Refuse arguments that mpirun would not pass to the command."""
-    if ":" in command:
-        quoted = shlex.quote(shlex.join(command))
-        raise LaunchError(
-            f"the command has an argument ':', behind which mpirun would start another program; "
-            f"pass it inside one argument: sh -c {quoted}"
-        )
-
-
-def script_of(command: Sequence[str]) -> str | None:
-    """Return the script of a Python command; None for another command, or if it is unclear.
-
-    Examples
-    --------
-    >>> script_of(["python3", "-u", "train.py", "--epochs", "3"])
-    'train.py'
-    >>> script_of(["python", "-m", "train"]) is None
-    True
-    """
-    if not Path(command[0]).name.startswith("python"):
-        return None
-    for word in command[1:]:
-        if not word.startswith("-"):
-            return word if word.endswith(".py") else None
-        if word in ("-c", "-m", "-"):
-            return None
-    return None
 
 
 def newest_checkpoint(folder: Path | None) -> str | None:

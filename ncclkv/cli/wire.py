@@ -1,7 +1,6 @@
 """Wire format between ``ncclkv run`` and the supervisors of its ranks: frames, and proofs.
 
-A supervisor sends frames: a kind (a byte), a length (four bytes) and that many bytes.  The runner
-sends kinds alone.
+Both send frames: a kind (a byte), a length (four bytes) and that many bytes.
 
 First both prove that they have the secret, which is never sent.  The runner sends a challenge.  The
 supervisor answers by a frame with its rank, a nonce of its own and a proof.  The runner answers by
@@ -27,15 +26,18 @@ OUT, ERR = b"o", b"e"
 STOPPED, CONTINUED = b"s", b"c"
 EVENT = b"n"
 ENDED = b"x"
+MASTER = b"m"
 """Kinds of a supervisor's frames: `HELLO_FORM`; pid and host; output; a signal's number; a line of
-`notify`; an exit code."""
+`notify`; an exit code; host and a free port of rank 0, for `torch_env`."""
 
 HELLO_FORM = struct.Struct(f"!I{NONCE_BYTES}s{PROOF_BYTES}s")
 """Rank, nonce and proof of a supervisor."""
 
 KILL = b"K"
+SIGNAL = b"S"
 ALL_ENDED = b"A"
-"""Bytes of the runner: end the command now; every rank has ended."""
+"""Kinds of the runner's frames, beside `MASTER` with an address: end the command now; send it a
+signal, with the number; every rank has ended."""
 
 CHUNK = 1 << 16
 """Maximum bytes of data in a frame."""

@@ -18,6 +18,24 @@ pytestmark = pytest.mark.limit(60)
 RUN = (sys.executable, "-m", "ncclkv", "run")
 LEAVES = str(ROOT / "tests/jobs/programs/early_exits.py")
 WRITES = "import socket, sys; print(socket.gethostname()); sys.stderr.write('no end')"
+MEETS = """
+import os, socket, time
+rank, size, local_rank, local_size, host, port = (os.environ[name] for name in (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+if rank == "0":
+    with socket.create_server(("", int(port))) as server:
+        for _ in range(int(size) - 1):
+            server.accept()
+while rank != "0":
+    try:
+        socket.create_connection((host, int(port)))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.1)
+print(local_rank, local_size, size, host)
+"""
+"""Program that uses the variables of torch as torch does."""
+
 SECONDS = stretched(8.0)
 """Seconds from a failure to the end of the job."""
 
@@ -66,6 +84,18 @@ def test_output_is_kept_in_a_file_a_rank(hosts: Jobs) -> None:
     for rank in range(hosts.size):
         assert (folder / f"rank-{rank}.out").read_text() == f"{hosts.host_of(rank)}\n"
         assert (folder / f"rank-{rank}.err").read_text() == "no end"
+
+
+def test_variables_of_torch_lead_to_rank_0(hosts: Jobs) -> None:
+    """Check them by connections: rank 0 listens where torch's would, and the others connect."""
+    options = ("-n", str(hosts.size), "--torch-env")
+    ended = hosts.run(*RUN, *options, "--", sys.executable, "-c", MEETS, **agents(hosts))
+    assert ended.code == 0, ended.err
+    found = [line.split() for line in sorted(ended.out.splitlines())]
+    places = [(str(rank % hosts.ranks), str(hosts.ranks)) for rank in range(hosts.size)]
+    ranks = [(f"[{rank}]", *place, str(hosts.size)) for rank, place in enumerate(places)]
+    assert [tuple(words[:-1]) for words in found] == ranks
+    assert {words[-1] for words in found} == {hosts.host_of(0)}
 
 
 def test_a_rank_that_leaves_in_mid_training(hosts: Jobs) -> None:

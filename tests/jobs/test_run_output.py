@@ -72,7 +72,7 @@ def test_files_have_what_the_ranks_wrote(tmp_path: Path, options: tuple[str, ...
 
 def test_files_go_on_after_a_restart(tmp_path: Path) -> None:
     count = "import os; n = os.environ['NCCLKV_RESTART']; print(n, flush=True); os._exit(n < '1')"
-    options = ("--output-dir", str(tmp_path), "--max-restarts", "1")
+    options = ("-n", "1", "--output-dir", str(tmp_path), "--max-restarts", "1")
     (tmp_path / "rank-0.out").write_text("of an older job\n")
     done = run(*options, "--", sys.executable, "-c", count)
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_files_go_on_after_a_restart(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = run("--output-dir", str(tmp_path / "file"), "--", "true")
+    done = run("-n", "1", "--output-dir", str(tmp_path / "file"), "--", "true")
     assert done.returncode == 2
     assert b"ncclkv: --output-dir " in done.stderr
     assert b" cannot be written: " in done.stderr
@@ -106,7 +106,7 @@ def test_a_stream_on_a_full_disk(stream: str, script: str) -> None:
     script = f"exec >&2; {script}" if stream == "stderr" else script
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "ncclkv", "run", "--", "sh", "-c", script],
+            [sys.executable, "-m", "ncclkv", "run", "-n", "1", "--", "sh", "-c", script],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=full if stream == "stdout" else subprocess.PIPE,

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -25,12 +26,12 @@ pytestmark = pytest.mark.limit(60)
 class Started:
     """The example on two ranks."""
 
-    def __init__(self, directory: Path, output: Path) -> None:
+    def __init__(self, directory: Path, output: Path, *launcher: str) -> None:
         self.directory = directory
         self._output = output
         with output.open("w") as file:
             self.process = subprocess.Popen(
-                ["launch/local.sh", "-n", "2", str(EXAMPLE), str(directory)],
+                [*(launcher or ("launch/local.sh", "-n", "2")), str(EXAMPLE), str(directory)],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,
@@ -79,6 +80,32 @@ def test_a_signal_to_one_rank_saves_or_ends_on_all(tmp_path: Path) -> None:
         finally:
             job.process.terminate()
             job.process.wait(stretched(LIMIT))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("to", ["runner", "supervisor"])
+def test_signals_for_the_program_end_no_process_of_the_runner(
+    tmp_path: Path, to: str, ranks: int
+) -> None:
+    """Check SIGUSR1 as batch systems send it: to the runner, or to all processes of a rank."""
+    launcher = (sys.executable, "-m", "ncclkv", "run", "-n", str(ranks), "--", sys.executable)
+    job = Started(tmp_path / "checkpoints", tmp_path / "output", *launcher)
+    try:
+        job.until(lambda: len(job.ranks()) == ranks)
+        rank = job.ranks()[0][0]
+        parent = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(job.process.pid if to == "runner" else parent, signal.SIGUSR1)
+        if to == "supervisor":
+            os.kill(rank, signal.SIGUSR1)
+        job.until(lambda: len(job.saved()) > 0)
+        time.sleep(0.5)
+        assert job.process.poll() is None, job.output
+        os.kill(rank, signal.SIGTERM)
+        assert job.process.wait(stretched(LIMIT)) == 0, job.output
+        assert len(job.saved()) > 1
+    finally:
+        job.process.terminate()
+        job.process.wait(stretched(LIMIT))
 
 
 def test_the_readme_shows_the_example() -> None:

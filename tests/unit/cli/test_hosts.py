@@ -1,10 +1,10 @@
-"""Hosts in the forms that users write, and the options of each mpirun for them."""
+"""Options by which each mpirun is given hosts and variables."""
 
 from __future__ import annotations
 
 import pytest
 
-from ncclkv.cli import hosts
+from ncclkv.cli import allocation, hosts
 from ncclkv.cli.mpi import Mpirun
 from ncclkv.errors import LaunchError
 
@@ -17,68 +17,8 @@ SLOTS = {"a": 4, "b": 2}
 
 @pytest.fixture(autouse=True)
 def no_hosts_in_the_environment(monkeypatch):
-    for name in hosts._HOST_VARIABLES:
+    for name in allocation._HOST_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("a:4,b:4", {"a": 4, "b": 4}),
-        ("a, b", {"a": None, "b": None}),
-        ("10.0.0.1:2,node-2.example:3", {"10.0.0.1": 2, "node-2.example": 3}),
-        ("a:1,a:2", {"a": 3}),
-    ],
-)
-def test_hosts_in_a_list(text, found):
-    assert hosts.parse(text) == found
-
-
-@pytest.mark.parametrize("text", ["", "a,,b", "a:0", "a:", "a:x", "a:²", "a b", "-x:2", ":4"])
-def test_hosts_in_a_wrong_list_are_refused(text):
-    with pytest.raises(LaunchError, match=r"which is no host; give NAME or NAME:RANKS"):
-        hosts.parse(text)
-
-
-def test_a_file_in_the_format_of_either_mpi(tmp_path):
-    path = tmp_path / "hosts"
-    path.write_text("# two racks\nnode1:4\nnode2 slots=2  # small\n\nnode3\nnode4 slots = 8\n")
-    assert hosts.read(path) == {"node1": 4, "node2": 2, "node3": None, "node4": 8}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("# none\n", "names no host; give a line NAME slots=RANKS for each"),
-        ("a\nb max_slots=3\n", r"line 2 of .*hosts has 'b max_slots=3', which is no host"),
-        (None, "cannot be read: .*No such file"),
-    ],
-)
-def test_a_wrong_hostfile_is_refused(tmp_path, text, said):
-    if text is not None:
-        (tmp_path / "hosts").write_text(text)
-    with pytest.raises(LaunchError, match=said):
-        hosts.read(tmp_path / "hosts")
-
-
-@pytest.mark.parametrize(
-    ("given", "ranks", "placed"),
-    [
-        ({"a": 4, "b": 2}, None, (6, {"a": 4, "b": 2})),
-        ({"a": 4, "b": 2}, 5, (5, {"a": 4, "b": 2})),
-        ({"a": None, "b": None}, 4, (4, {"a": 2, "b": 2})),
-        ({"a": None, "b": None}, 3, (3, {"a": 2, "b": 2})),
-        ({"a": None, "b": None}, None, (2, {"a": 1, "b": 1})),
-        ({"a": None, "b": 3}, None, (4, {"a": 1, "b": 3})),
-    ],
-)
-def test_ranks_are_distributed_over_slots(given, ranks, placed):
-    assert hosts.place_ranks(given, ranks) == placed
-
-
-def test_more_ranks_than_slots_are_refused():
-    with pytest.raises(LaunchError, match="-n 7 is more than the hosts take, 6 ranks"):
-        hosts.place_ranks({"a": 4, "b": 2}, 7)
 
 
 def test_options_of_each_mpirun():
@@ -110,7 +50,7 @@ def test_one_machine_needs_no_host_options(monkeypatch):
 def test_in_an_allocation_mpirun_finds_the_hosts(monkeypatch, variable):
     monkeypatch.setenv(variable, "7")
     monkeypatch.setattr(hosts, "cores", lambda: 1)
-    assert hosts.host_variable() == variable
+    assert allocation.host_variable() == variable
     assert hosts.launcher(MPICH, 9, {}).line[1:] == ["-n", "9", "-prepend-rank"]
     found = hosts.launcher(OPEN_MPI, 9, {})
     assert found.line[1:] == ["-n", "9", "--output", "tag"]

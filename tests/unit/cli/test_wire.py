@@ -61,10 +61,10 @@ class Runner:
             while not self._calls.empty():
                 self._calls.get()()
 
-    def pause(self, ranks: set[int]) -> None:
-        """Pause `ranks` in the thread of the runner, between two events, as `ncclkv run` does."""
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function in the thread of the runner, between two events, as `ncclkv run` does."""
         done = threading.Event()
-        self._calls.put(partial(self.connections.pause, ranks))
+        self._calls.put(function)
         self._calls.put(done.set)
         assert done.wait(stretched(5)), "the runner's thread has ended"
 
@@ -107,13 +107,25 @@ def test_frames_go_both_ways(runner):
     peer.send(wire.BEGAN, b"7 here")
     peer.send(wire.OUT, b"x")
     runner.wait_for((1, wire.BEGAN, b"7 here"), (1, wire.OUT, b"x"))
-    kinds = b""
+    kinds: list[tuple[bytes, bytes]] = []
     limit = time.monotonic() + stretched(5)
     while not kinds and time.monotonic() < limit:
         kinds = peer.receive()
-    assert kinds == wire.ALL_ENDED
+    assert kinds == [(wire.ALL_ENDED, b"")]
     peer._connection.close()
     runner.wait_for(*runner.taken[:2], (1, b"", b""))
+
+
+def test_a_rank_that_connects_later_gets_the_first_frames_too(runner):
+    connect(runner, 0)
+    send = partial(runner.connections.send, wire.MASTER, b"node1 29500", also_later=True)
+    runner.call(send)
+    for peer in (*runner.links, connect(runner, 1)):
+        found: list[tuple[bytes, bytes]] = []
+        limit = time.monotonic() + stretched(5)
+        while not found and time.monotonic() < limit:
+            found = peer.receive()
+        assert found == [(wire.MASTER, b"node1 29500")]
 
 
 @pytest.mark.parametrize(
@@ -317,24 +329,24 @@ def test_an_error_while_printing_does_not_close_the_connection():
 
 def test_a_rank_can_be_made_to_wait(runner):
     peer = connect(runner, 0)
-    runner.pause({0})
+    runner.call(partial(runner.connections.pause, {0}))
     peer.send(wire.ERR, b"later")
     time.sleep(0.2)
     assert runner.taken == []
-    runner.pause(set())
+    runner.call(partial(runner.connections.pause, set()))
     runner.wait_for((0, wire.ERR, b"later"))
 
 
 def test_unread_output_is_bounded(runner):
     """Check that a supervisor stops reading its command's output when it cannot send it."""
     peer = connect(runner, 0)
-    runner.pause({0})
+    runner.call(partial(runner.connections.pause, {0}))
     sent = 0
     while len(peer.unsent) <= link.FULL_BYTES:
         peer.send(wire.ERR, bytes(wire.CHUNK))
         sent += 1
     assert sent < 500
-    runner.pause(set())
+    runner.call(partial(runner.connections.pause, set()))
     limit = time.monotonic() + stretched(10)
     while peer.unsent and time.monotonic() < limit:
         peer.flush()
