@@ -30,6 +30,7 @@ array([[8., 8., 8.],
 ====================================  ==========================================================
 
 `Trainer` updates the parameters of a model from gradients of all ranks, as MXNet's Gluon does.
+``ncclkv.torch.DataParallel`` averages the gradients of a torch module, as torch's DDP does.
 """
 
 import typing as _typing
@@ -45,6 +46,7 @@ from ncclkv.system import abort
 
 if _typing.TYPE_CHECKING:
     from ncclkv import optimizer, testing
+    from ncclkv import torch as torch  # not in __all__, by which a star would import torch
     from ncclkv.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -69,6 +71,7 @@ _LATER = {
     "Trainer": "ncclkv.trainer.trainer",
     "optimizer": "ncclkv.optimizer",
     "testing": "ncclkv.testing",
+    "torch": "ncclkv.torch",
 }
 """Public names that are imported at their first use, and their modules; sums need none of them."""
 
@@ -79,7 +82,9 @@ if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attri
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = _import_module(_LATER[name])
-        found = globals()[name] = getattr(module, name, module)
+        # Not by getattr alone: the module ncclkv.torch has an attribute torch, which is torch.
+        is_module = module.__name__ == f"{__name__}.{name}"
+        found = globals()[name] = module if is_module else getattr(module, name)
         return found
 
 
