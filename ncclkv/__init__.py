@@ -19,6 +19,8 @@ array([[8., 8., 8.],
 ``init``, ``reset``, ``broadcast``    set keys to rank 0's value, for the first time or again
 ``push``, ``pull``, ``pushpull``      sum over ranks into the store, copy values out, or both
 ``allreduce``, ``allgather``          reduce or gather arrays and numbers that have no key
+``broadcast_object``,                 send Python objects of one rank to all, or of all to all
+``allgather_object``
 ``group``, ``uneven``, ``capture``    blocks: one flush for many calls; ranks with different numbers
                                       of batches; a step captured as a CUDA graph
 ``overlap``                           a block of pushes from any thread, reduced meanwhile
