@@ -156,9 +156,10 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     several outputs, in turn, needs `find_unused_parameters`, for each of these passes reduces.
 
     Local, as in DDP, are the gradients of passes in `no_sync`, and of later passes of the wrapped
-    module itself.  The next pass that reduces adds the averages of these.  A gradient that the
-    program assigns to `.grad` after the pass is local, too.  An optimizer that steps with local
-    gradients makes the ranks differ.
+    module itself.  A pass of the module before the first call of the wrapper warns, on several
+    ranks: the program may train the module by mistake.  The next pass that reduces adds the
+    averages of local gradients.  A gradient that the program assigns to `.grad` after the pass is
+    local, too.  An optimizer that steps with local gradients makes the ranks differ.
 
     The next forward pass follows changes of ``requires_grad``, and takes in parameters that were
     added or replaced, with rank 0's values.  All ranks make such changes alike.  Buffers that are
@@ -239,6 +240,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
                 self._followed = self._gradients.reductions
             if torch.is_grad_enabled():
                 self._gradients.prepare(reduces=self._reduces)
+            else:
+                self._gradients.evaluate()
         outputs = self.module(*inputs, **named)
         # torch.compile would trace the outputs.
         if self._reduces and torch.is_grad_enabled() and not torch.compiler.is_compiling():

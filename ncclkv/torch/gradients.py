@@ -155,7 +155,7 @@ class Gradients:
     ) -> None:
         self.divides_by_all = False
         self.reductions = 0
-        self._pass = Pass(self._end)
+        self._pass = Pass(self._end, bare=kv.num_workers > 1)
         self._kv, self._device = kv, device
         self.parameters = parameters
         self._op: Any = op
@@ -190,6 +190,10 @@ class Gradients:
         if self.parameters.have_changed():
             self._follow_parameters()
         self._follow_flags()
+
+    def evaluate(self) -> None:
+        """Note a forward pass of the wrapper without gradients."""
+        self._pass.bare = False
 
     # Parameters
 
