@@ -19,6 +19,8 @@ array([[8., 8., 8.],
 ``init``, ``reset``, ``broadcast``    set keys to rank 0's value, for the first time or again
 ``push``, ``pull``, ``pushpull``      sum over ranks into the store, copy values out, or both
 ``allreduce``, ``allgather``          reduce or gather arrays and numbers that have no key
+``broadcast_object``,                 send Python objects of one rank to all, or of all to all
+``allgather_object``
 ``group``, ``uneven``, ``capture``    blocks: one flush for many calls; ranks with different numbers
                                       of batches; a step captured as a CUDA graph
 ``overlap``                           a block of pushes from any thread, reduced meanwhile
@@ -30,6 +32,7 @@ array([[8., 8., 8.],
 ====================================  ==========================================================
 
 `Trainer` updates the parameters of a model from gradients of all ranks, as MXNet's Gluon does.
+``ncclkv.torch.DataParallel`` averages the gradients of a torch module, as torch's DDP does.
 """
 
 import typing as _typing
@@ -45,6 +48,7 @@ from ncclkv.system import abort
 
 if _typing.TYPE_CHECKING:
     from ncclkv import optimizer, testing
+    from ncclkv import torch as torch  # not in __all__, by which a star would import torch
     from ncclkv.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -69,6 +73,7 @@ _LATER = {
     "Trainer": "ncclkv.trainer.trainer",
     "optimizer": "ncclkv.optimizer",
     "testing": "ncclkv.testing",
+    "torch": "ncclkv.torch",
 }
 """Public names that are imported at their first use, and their modules; sums need none of them."""
 
@@ -79,7 +84,9 @@ if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attri
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = _import_module(_LATER[name])
-        found = globals()[name] = getattr(module, name, module)
+        # Not by getattr alone: the module ncclkv.torch has an attribute torch, which is torch.
+        is_module = module.__name__ == f"{__name__}.{name}"
+        found = globals()[name] = module if is_module else getattr(module, name)
         return found
 
 

@@ -13,6 +13,7 @@ from ncclkv.store import plugin
 from ncclkv.store.capture import CapturedStep, Captures
 from ncclkv.store.context import Context, open_context
 from ncclkv.store.explain import explain
+from ncclkv.store.objects import Objects
 from ncclkv.store.one_off import OneOff
 from ncclkv.store.options import Options
 from ncclkv.store.overlaps import Overlaps
@@ -68,6 +69,7 @@ class KVStore(KVStoreBase):
         self._transfers = Transfers(context, self._registration)
         self._overlaps = Overlaps(context, self._transfers)
         self._one_off = OneOff(context)
+        self._objects = Objects(context)
         self._waiting = Waiting(context)
         self._updaters = Updaters(context)
         self._captures = Captures(context)
@@ -628,6 +630,85 @@ are ints, such as 3; use one kind
         [array([ 0, 10]), array([ 0, 10])]
         """
         return self._one_off.gather_from_ranks(x, out)
+
+    # Objects
+
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        """Return one rank's Python object on every rank; collective.
+
+        Parameters
+        ----------
+        obj : object
+            Of the root; the objects of other ranks are ignored, and may be None.
+        root : int
+            The rank whose object all ranks get, the same on all ranks.
+
+        Returns
+        -------
+        object
+            A copy, also on the root and in a store of one rank.
+
+        Raises
+        ------
+        UsageError
+            On every rank, when the object cannot be pickled, or has more than 16 MiB then.  On a
+            rank alone, when the object cannot be unpickled there.
+        OrderMismatch
+            On every rank, when ranks give other roots or make other calls.
+
+        Notes
+        -----
+        The object is pickled, sent to all ranks through the memory of the hosts, and unpickled.
+        Unpickling runs code, which is safe between ranks of a job, as these run the same program.
+        No store ever unpickles a file.
+
+        The call neither flushes pushes nor changes values.  The call is refused in blocks of
+        `group`, `overlap`, `uneven` and `capture`, and in an updater.
+
+        Examples
+        --------
+        >>> import ncclkv
+        >>> def work():
+        ...     with ncclkv.create("threads") as kv:
+        ...         options = {"lr": 0.1, "seed": 7} if kv.rank == 0 else None
+        ...         return kv.broadcast_object(options)
+        >>> ncclkv.testing.run_ranks(2, work)
+        [{'lr': 0.1, 'seed': 7}, {'lr': 0.1, 'seed': 7}]
+        """
+        return self._objects.send_from_root(obj, root)
+
+    def allgather_object(self, obj: Any) -> list[Any]:
+        """Return the Python objects of all ranks, in rank order; collective.
+
+        Parameters
+        ----------
+        obj : object
+            Of any kind and size up to 16 MiB on each rank.
+
+        Returns
+        -------
+        list of object
+            Copies, also of this rank's own object.
+
+        Raises
+        ------
+        UsageError, OrderMismatch
+            As for `broadcast_object`.  The error of the lowest rank is raised.
+
+        Notes
+        -----
+        As for `broadcast_object`.  `allgather` is faster for arrays and numbers.
+
+        Examples
+        --------
+        >>> import ncclkv
+        >>> def work():
+        ...     with ncclkv.create("threads") as kv:
+        ...         return kv.allgather_object("abc"[: kv.rank + 1])
+        >>> ncclkv.testing.run_ranks(2, work)
+        [['a', 'ab'], ['a', 'ab']]
+        """
+        return self._objects.gather_from_ranks(obj)
 
     # Waiting
 

@@ -42,6 +42,8 @@ VERBS = (
     "close",
     "allreduce",
     "allgather",
+    "broadcast_object",
+    "allgather_object",
 )
 
 _MAX_KEYS = 3

@@ -1,7 +1,6 @@
-"""torch modules trained by data parallelism over a store; importing this package imports torch.
+"""torch modules trained by data parallelism over a store; its first use imports torch.
 
->>> import torch
->>> import ncclkv.torch
+>>> import torch, ncclkv
 >>> model = ncclkv.torch.DataParallel(torch.nn.Linear(2, 1), "local")
 >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 >>> model(torch.ones(4, 2)).sum().backward()    # .grad is averaged over the ranks
@@ -11,7 +10,15 @@
 
 from pathlib import Path
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "ncclkv.torch needs torch, which is not installed here; type: pip install torch",
+        name="torch",
+    ) from None
 
 from ncclkv.comm.diagnosis.call_log import skip_frames
 from ncclkv.torch.data_parallel import DataParallel

@@ -6,21 +6,24 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-import ncclkv
+from ncclkv.arguments import known_arguments
 from ncclkv.errors import NotSupported, UsageError
+from ncclkv.store.kvstore import KVStore
 from ncclkv.store.sums import keep_sums
+from ncclkv.torch import ddp
 from ncclkv.torch.buffers import Buffers, follow_once
+from ncclkv.torch.checks import checked, store_of
 from ncclkv.torch.devices import device_of
-from ncclkv.torch.gradients import Gradients, check_unwrapped
-from ncclkv.torch.parameters import Parameters, ignored_names
-from ncclkv.torch.views import check_tensor
+from ncclkv.torch.gradients import Gradients
+from ncclkv.torch.parameters import ignored_names
 
-_UPDATES = "every rank"
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # every torch brings it
 
 _SHARED = (
     "_parameters",
@@ -64,14 +67,15 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     kvstore : str or KVStore
         Name of a new store, or a store without keys, which then serves this module alone.
         ``"dist"`` means ``"dist_sync"`` for a module in host memory, and ``"nccl"`` for a module on
-        a GPU, which must be the store's.
+        a GPU, which must be the store's.  Its ranks are those of the job.  For other ranks give a
+        store of ``ncclkv.create("dist", comm=comm)``.
     average : bool
         Whether gradients are divided by the number of ranks.  If not, set gradients to zero or None
         before each backward pass that reduces: a sum would be summed again.
-    broadcast_buffers : bool
+    broadcast_buffers : bool, optional
         Whether buffers, such as those of BatchNorm, follow rank 0.  They do so at the first forward
         pass after each backward pass that reduces.  Every bit is copied, and autograd does not
-        notice the writes.
+        notice the writes.  By default they follow.
     find_unused_parameters : bool
         Whether a backward pass may leave out parameters.  A parameter that a rank has not used
         counts as zeros there.  If no rank has used it since the last reduction, its `.grad` stays
@@ -82,22 +86,58 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         it to memory of its own.  The wrapper does not see arrays that share a gradient's memory,
         such as ``.grad.view(-1)`` or ``.grad.numpy()``.  The next pass overwrites these: clone
         them, or give False.
+    bucket_bytes : int or "auto", optional
+        Limit of a bucket, for a store that is made here; as for `ncclkv.create`.
+
+    Other Parameters
+    ----------------
+    device_ids, output_device : optional
+        As in DDP, at most the module's own device, such as ``device_ids=[local_rank]`` for a
+        module that is on this GPU.
+    init_sync : bool
+        Whether parameters take rank 0's values first.  If not, the program makes them equal.
+    bucket_cap_mb : float, optional
+        `bucket_bytes` in MiB.
+    forward_sync_buffers : bool, optional
+        Another name of `broadcast_buffers`, which it overrides.
+    gradient_as_bucket_view : bool
+        Ignored: `gradient_as_view` chooses.
+    static_graph, skip_all_reduce_unused_params : bool
+        Ignored.  A module with unused parameters needs `find_unused_parameters`.
+    batched_grad_copy : bool
+        Ignored: the gradients of a bucket are always copied at once.
+    check_reduction, dim
+        Ignored, as by DDP itself.
+    process_group, device_mesh, mixed_precision, bucket_cap_mb_list : None
+    delay_all_reduce_named_params, param_to_hook_all_reduce : None
+        Refused unless None.  The error has the way to go instead.
 
     Attributes
     ----------
     module : torch.nn.Module
         The wrapped module.
     kvstore : KVStore
-        Its store, which `close` closes.
+        Its store, which `close` closes.  ``kvstore.rank``, ``kvstore.num_workers`` and
+        ``kvstore.local_rank`` are this rank, the number of ranks, and this rank's number on its
+        node.  In torch.distributed these are ``get_rank()``, ``get_world_size()`` and
+        ``LOCAL_RANK``.
+    device : torch.device
+        The device of the module.
+    device_ids : list of int or None
+        The number of the module's GPU in a list, as in DDP; None in host memory.
+    output_device : int or None
+        The number of the module's GPU.
 
     Raises
     ------
     UsageError
         When no parameter requires a gradient, another wrapper that is not closed has a parameter
-        of the module, or `kvstore` is not a store for gradients.
+        of the module, or `kvstore` is not a store for gradients.  Also when an argument is unknown,
+        or names another device than the module's.
     NotSupported
         When a parameter or buffer is not a dense tensor in host memory or on a GPU of CUDA, or a
-        part is a SyncBatchNorm and torch.distributed is not initialized.
+        part is a SyncBatchNorm and torch.distributed is not initialized.  Also for arguments of DDP
+        whose effect this class does not have.
     SpecMismatch
         On every rank, when ranks wrap different modules.
 
@@ -116,9 +156,10 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     several outputs, in turn, needs `find_unused_parameters`, for each of these passes reduces.
 
     Local, as in DDP, are the gradients of passes in `no_sync`, and of later passes of the wrapped
-    module itself.  The next pass that reduces adds the averages of these.  A gradient that the
-    program assigns to `.grad` after the pass is local, too.  An optimizer that steps with local
-    gradients makes the ranks differ.
+    module itself.  A pass of the module before the first call of the wrapper warns, on several
+    ranks: the program may train the module by mistake.  The next pass that reduces adds the
+    averages of local gradients.  A gradient that the program assigns to `.grad` after the pass is
+    local, too.  An optimizer that steps with local gradients makes the ranks differ.
 
     The next forward pass follows changes of ``requires_grad``, and takes in parameters that were
     added or replaced, with rank 0's values.  All ranks make such changes alike.  Buffers that are
@@ -146,27 +187,32 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
 
     module: torch.nn.Module
 
+    @known_arguments("DataParallel", tuple(ddp.DdpArguments.__annotations__))
     def __init__(
         self,
         module: torch.nn.Module,
-        kvstore: str | ncclkv.KVStore = "dist",
+        kvstore: str | KVStore = "dist",
         average: bool = True,
-        broadcast_buffers: bool = True,
+        broadcast_buffers: bool | None = None,
         find_unused_parameters: bool = False,
         gradient_as_view: bool = True,
+        bucket_bytes: int | Literal["auto"] | None = None,
+        **given: Unpack[ddp.DdpArguments],
     ) -> None:
         super().__init__()
-        parameters, buffers = _checked(module)
+        parameters, buffers = checked(module)
+        first = next(iter(parameters.by_key.values()))
+        ddp.check(given, first.device)
         self.__dict__["module"] = module  # not as a submodule, whose names would get a prefix
         # torch finds parts by these: a parent that loads its state, get_submodule, functional_call.
         self.__dict__.update((name, vars(module)[name]) for name in _SHARED if name in vars(module))
         self.training = module.training
-        first = next(iter(parameters.by_key.values()))
-        self.kvstore = kv = _store(kvstore, "dist_sync" if first.device.type == "cpu" else "nccl")
+        self.kvstore = kv = store_of(kvstore, first.device, ddp.bucket_bytes(bucket_bytes, given))
         keep_sums(kv)
-        self._device = device_of(kv, first)
+        self._placed, self._device = first.device, device_of(kv, first)
+        follows = ddp.sync_buffers(broadcast_buffers, given)
         with self._device.calls():
-            self._following = Buffers(kv, module, buffers) if broadcast_buffers else None
+            self._following = Buffers(kv, module, buffers) if follows else None
             # Before the values: ranks that wrap different modules find it by their keys.
             self._gradients = Gradients(
                 kv,
@@ -176,11 +222,11 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
                 find_unused=find_unused_parameters,
                 as_view=gradient_as_view,
             )
-            others = [] if broadcast_buffers else buffers.values()
-            follow_once(kv, [*parameters.by_key.values(), *others])
+            others = [] if follows else buffers.values()
+            if given.get("init_sync", True):
+                follow_once(kv, [*parameters.by_key.values(), *others])
         self._averages = average
-        self._reduces = True
-        self._is_uneven = False
+        self._reduces, self._is_uneven = True, False
         self._followed = 0  # number of reductions at the last time that buffers followed
 
     # Passes
@@ -194,6 +240,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
                 self._followed = self._gradients.reductions
             if torch.is_grad_enabled():
                 self._gradients.prepare(reduces=self._reduces)
+            else:
+                self._gradients.evaluate()
         outputs = self.module(*inputs, **named)
         # torch.compile would trace the outputs.
         if self._reduces and torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -224,7 +272,12 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
             self._reduces = before
 
     @contextmanager
-    def join(self, divide_by_initial_world_size: bool = True) -> Iterator[None]:
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
         """Let ranks train on different numbers of batches in a ``with`` block, as `DDP.join`.
 
         Ranks at the end of the block contribute zeros to the other ranks' reductions, until all
@@ -243,6 +296,10 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         divide_by_initial_world_size : bool
             Whether averages divide by all ranks, so that each sample has the same weight.  If not,
             averages divide by the number of ranks that still train.
+        enable : bool
+            Whether ranks may leave at different times; if not, the block does nothing.
+        throw_on_early_termination : bool
+            Refused if true, by `NotSupported`.
 
         Notes
         -----
@@ -252,6 +309,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
 
         Examples
         --------
+        >>> import ncclkv
         >>> def work():
         ...     model = DataParallel(torch.nn.Linear(1, 1, bias=False), "threads")
         ...     torch.nn.init.zeros_(model.module.weight)
@@ -266,6 +324,14 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         >>> ncclkv.testing.run_ranks(2, work)
         [-1.5, -1.5]
         """
+        if throw_on_early_termination:
+            raise NotSupported(
+                "DataParallel.join does not have DDP's argument 'throw_on_early_termination'; "
+                "compare the numbers of batches first: model.kvstore.allgather(len(batches))"
+            )
+        if not enable:
+            yield
+            return
         gradients, kv = self._gradients, self.kvstore
         before = gradients.reductions
         with kv.uneven():
@@ -334,6 +400,58 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     def require_backward_grad_sync(self, reduces: bool) -> None:
         self._reduces = reduces
 
+    # DDP's attributes
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Flag that passes may leave out parameters; set it on all ranks alike."""
+        return self._gradients.find_unused
+
+    @find_unused_parameters.setter
+    def find_unused_parameters(self, finds: bool) -> None:
+        self._gradients.find_unused = finds
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """Flag that buffers follow rank 0."""
+        return self._following is not None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the module."""
+        return self._placed
+
+    @property
+    def output_device(self) -> int | None:
+        """The number of the module's GPU; None in host memory."""
+        number: int | None = self._placed.index
+        return number
+
+    @property
+    def device_ids(self) -> list[int] | None:
+        """The number of the module's GPU in a list; None in host memory."""
+        return None if self.output_device is None else [self.output_device]
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> NoReturn:
+        """Raise `NotSupported`: gradients are neither compressed nor given to a hook."""
+        raise NotSupported(
+            "DataParallel has no hooks of communication, and this version compresses no gradients; "
+            "a module of torch.bfloat16 sends half the bytes: convert it before you wrap it"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a part of the wrapped module; name what stands for an attribute of DDP."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            advice, module = ddp.ABSENT.get(name), self.__dict__.get("module")
+            # Without a call of the module's properties, which may raise.
+            if hasattr(type(module), name) or name in getattr(module, "__dict__", ()):
+                advice = f"the wrapped module has it: use .module.{name}"
+            if advice is None:
+                raise
+            raise AttributeError(f"DataParallel has no attribute {name!r}; {advice}") from None
+
     def named_parameters(self, *arguments: Any, **named: Any) -> Any:
         """Return the parameters of the wrapped module by name, without a prefix."""
         return self.module.named_parameters(*arguments, **named)
@@ -388,70 +506,3 @@ _ASSIGN = (
     "DataParallel.load_state_dict: assign=True would replace the parameters whose gradients are "
     "reduced; load without it, or load before you wrap the module"
 )
-
-
-def _checked(
-    module: torch.nn.Module,
-) -> tuple[Parameters, dict[str, torch.Tensor]]:
-    """Return a module's parameters and buffers by name; refuse those that no store can hold."""
-    if not isinstance(module, torch.nn.Module):
-        raise UsageError(
-            f"DataParallel: {type(module).__name__} is not a torch.nn.Module; wrap a module"
-        )
-    found, ignored = Parameters(module), ignored_names(module)
-    parameters = found.by_key
-    buffers = {name: each for name, each in module.named_buffers() if name not in ignored}
-    if not any(each.requires_grad for each in parameters.values()):
-        raise UsageError(
-            f"DataParallel: no parameter of {type(module).__name__} requires a gradient, so there "
-            f"is nothing to reduce; call the module without DataParallel"
-        )
-    devices = {str(each.device) for each in (*parameters.values(), *buffers.values())}
-    if len(devices) > 1:
-        raise UsageError(
-            f"DataParallel: the module is on several devices, {', '.join(sorted(devices))}; move "
-            f"it to one device"
-        )
-    for name, tensor in (*parameters.items(), *buffers.items()):
-        check_tensor(name, tensor)
-    _check_norms(module)
-    check_unwrapped(parameters)
-    return found, buffers
-
-
-def _check_norms(module: torch.nn.Module) -> None:
-    """Refuse SyncBatchNorm without torch.distributed: each rank would use its own statistics."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return
-    for name, part in module.named_modules():
-        if isinstance(part, torch.nn.SyncBatchNorm):
-            raise NotSupported(
-                f"DataParallel: {name or 'the module'!r} is a SyncBatchNorm, which averages its "
-                f"statistics over the ranks of torch.distributed, and that is not initialized; use "
-                f"BatchNorm, whose statistics are those of each rank's batch"
-            )
-
-
-def _store(kvstore: str | ncclkv.KVStore, dist: str) -> ncclkv.KVStore:
-    """Return the store of a module: a new store, or the store given if it can serve.
-
-    The name ``"dist"`` stands for `dist`.
-    """
-    if isinstance(kvstore, str):
-        return ncclkv.create(dist if kvstore.lower() == "dist" else kvstore)
-    if not isinstance(kvstore, ncclkv.KVStore):
-        raise UsageError(
-            f"DataParallel: kvstore is a {type(kvstore).__name__}; give a name or a store of "
-            f"ncclkv.create"
-        )
-    if kvstore.keys():
-        raise UsageError(
-            f"DataParallel: the store has keys, {kvstore.keys()[0]!r} the first, and the module "
-            f"needs a store of its own; create another store"
-        )
-    if kvstore.update_on != _UPDATES:
-        raise UsageError(
-            f"DataParallel: the store updates on {kvstore.update_on}, and every rank needs the "
-            f"gradients; create it with update_on='every_rank'"
-        )
-    return kvstore

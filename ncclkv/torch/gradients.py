@@ -134,6 +134,8 @@ class Gradients:
     Attributes
     ----------
     parameters : Parameters
+    find_unused : bool
+        As given; ranks change it alike.
     divides_by_all : bool
         Whether averages divide by all ranks of the store, also by those that have ended an uneven
         block.
@@ -153,11 +155,11 @@ class Gradients:
     ) -> None:
         self.divides_by_all = False
         self.reductions = 0
-        self._pass = Pass(self._end)
+        self._pass = Pass(self._end, bare=kv.num_workers > 1)
         self._kv, self._device = kv, device
         self.parameters = parameters
         self._op: Any = op
-        self._find_unused = find_unused
+        self.find_unused = find_unused
         self._as_view = as_view
         self._slots: dict[str, Slot] = {}
         self._active: dict[str, Slot] = {}
@@ -188,6 +190,10 @@ class Gradients:
         if self.parameters.have_changed():
             self._follow_parameters()
         self._follow_flags()
+
+    def evaluate(self) -> None:
+        """Note a forward pass of the wrapper without gradients."""
+        self._pass.bare = False
 
     # Parameters
 
@@ -265,7 +271,7 @@ class Gradients:
     @property
     def _counting(self) -> bool:
         """Return whether a reduction counts ranks."""
-        return self._find_unused or self.divides_by_all
+        return self.find_unused or self.divides_by_all
 
     @property
     def _keys(self) -> list[str]:
@@ -377,7 +383,7 @@ class Gradients:
         rest = [bucket for bucket in self._buckets if not bucket.pushed]
         missing = [name for bucket in rest for name in bucket.by_key if name in bucket.left]
         self._check_nodes(missing)
-        if missing and not self._find_unused:
+        if missing and not self.find_unused:
             self._refuse(missing)
         kept: dict[str, torch.Tensor | None] = {}
         for name in missing:

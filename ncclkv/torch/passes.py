@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
+from sys import _getframe
 from typing import Any, Protocol
+from warnings import warn
 from weakref import WeakMethod, ref
 
 import torch
 from torch.autograd import Variable
 
+from ncclkv.comm.diagnosis.call_log import call_site
 from ncclkv.errors import UsageError
 
 _REENTRANT = "give checkpoint() use_reentrant=False"
+
+_BARE = (
+    "DataParallel: the backward pass at {} gave gradients to the wrapped module, but the wrapper "
+    "was never called: these gradients are not reduced, and the ranks differ after a step; call "
+    "the wrapper, and give the wrapper to a trainer, not the module"
+)
 
 
 class Reducer(Protocol):
@@ -46,17 +55,22 @@ class Pass:
     ----------
     end : callable
         A method, called at the end of each pass.
+    bare : bool
+        Whether a pass of the module warns until the wrapper is called.
 
     Attributes
     ----------
     reduces : bool
         Whether the pass reduces; if not, it accumulates on this rank.
+    bare : bool
+        As given, and false once the wrapper was called or has warned.
     ending : callable
         Returns None unless a pass has begun, and neither ended nor been left by an exception.
     """
 
-    def __init__(self, end: Callable[[], object]) -> None:
+    def __init__(self, end: Callable[[], object], *, bare: bool) -> None:
         self.reduces = False
+        self.bare = bare
         self._end = WeakMethod(end)
         self.ending: Callable[[], object] = lambda: None
         self._announced = False
@@ -71,6 +85,7 @@ class Pass:
     def announce(self, *, reduces: bool) -> None:
         """Let the next pass reduce, or accumulate; a forward pass in a pass begins another."""
         self.ending = lambda: None
+        self.bare = False
         self._announced = reduces
         self._forward_task = torch._C._current_graph_task_id()
         self._seen_outputs = False
@@ -91,6 +106,9 @@ class Pass:
             When the pass before has ended too early, with a task inside the present task.
         """
         self._task = torch._C._current_graph_task_id()
+        if self.bare:
+            self.bare = False
+            warn(_BARE.format(call_site(_getframe())), stacklevel=2)
         if self._forward_task != self._task < self._last_task:
             raise UsageError(
                 f"backward gave gradients after a reentrant checkpoint, whose end has ended the "

@@ -41,6 +41,7 @@ MODULES = (
     "nonfinite",
     "norms",
     "numbers",
+    "objects",
     "one_off",
     "one_off_misuse",
     "missing_pushes",

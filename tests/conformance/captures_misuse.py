@@ -83,6 +83,8 @@ def every_other_verb(create: Stores) -> None:
         "barrier": kv.barrier,
         "allreduce": lambda: kv.allreduce(value),
         "allgather": lambda: kv.allgather(1.5),
+        "broadcast_object": lambda: kv.broadcast_object("x"),
+        "allgather_object": lambda: kv.allgather_object("x"),
         "set_updater": lambda: kv.set_updater(print),
         "set_optimizer": lambda: kv.set_optimizer(optimizer.SGD()),
         "close": kv.close,

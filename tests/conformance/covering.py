@@ -81,6 +81,7 @@ SIZED_MODULES = frozenset(
         "reductions",
         "contract",
         "missing_pushes",
+        "objects",
         "one_off",
         "one_off_misuse",
         "reproducible",

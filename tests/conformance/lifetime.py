@@ -42,6 +42,8 @@ def collective_calls(kv: Any) -> dict[str, Callable[[], Any]]:
         "overlap": lambda: kv.overlap().__enter__(),
         "allreduce": lambda: kv.allreduce(full(0)),
         "allgather": lambda: kv.allgather(full(0)),
+        "broadcast_object": lambda: kv.broadcast_object(0),
+        "allgather_object": lambda: kv.allgather_object(0),
     }
 
 

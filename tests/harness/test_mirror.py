@@ -21,6 +21,7 @@ OTHERS = {
     "test_rules_source.py": "the whole source: sizes, words, and what only some files may do",
     "test_tutorials.py": "programs of MXNet, each through many parts",
     "test_without_mpi.py": "the whole package on a machine without MPI",
+    "test_without_torch.py": "the first use of torch, and a machine without torch",
 }
 """Files that mirror no file, and what they test."""
 

@@ -84,6 +84,8 @@ def verbs(kv: KVStore, directory: Path) -> dict[str, Call]:
         "uneven": in_block(kv.uneven, push),
         "allreduce": lambda: kv.allreduce(array(1)),
         "allgather": lambda: kv.allgather(array(1)),
+        "broadcast_object": lambda: kv.broadcast_object("x"),
+        "allgather_object": lambda: kv.allgather_object("x"),
         "set_updater": lambda: (kv.set_updater(lambda key, grad, stored: stored.fill(0)), push()),
         "set_optimizer": lambda: (kv.set_optimizer(SGD(momentum=0.5)), push()),
         "capture": capture,

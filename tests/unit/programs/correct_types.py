@@ -84,6 +84,9 @@ def train(weight: NDArray[np.float32], tensor: Tensor, reduction: Op) -> NDArray
     parts: list[NDArray[Any]] = kv.allgather([weight, *every])
     kv.allgather(tensor, out=ranks)
     kv.allgather((weight, 2), out=parts)
+    names: list[str] = kv.allgather_object("name")
+    options: dict[str, float] = kv.broadcast_object({"lr": 0.1} if names else None, root=0)
+    options.clear()
     loaded = kv.load("saved", required=False, fallback=True)
     step: int = 0 if loaded is None else loaded.step
     kv.save("saved", step=step, extra={"epoch": 1})

@@ -50,6 +50,8 @@ kv.allreduce(weight, "median")  # E: call-overload "allreduce"
 number = kv.allreduce(0.5)  # E: assignment "float"
 kv.allreduce(weight, out=1.5)  # E: call-overload "allreduce"
 kv.allgather(1.5).append(2)  # E: attr-defined "append"
+kv.broadcast_object({}, "0")  # E: arg-type "str"
+kv.allgather_object({}).keys()  # E: attr-defined "keys"
 
 # Updaters, optimizers, verbs
 kv.set_updater(lambda gradient, stored: None)  # E: arg-type "Callable[[Any, Any], None]"

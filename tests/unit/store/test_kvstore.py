@@ -39,6 +39,8 @@ VERBS: dict[str, tuple[str, ...]] = {
     "__contains__": ("key",),
     "allreduce": ("value",),
     "allgather": ("value",),
+    "broadcast_object": ("value",),
+    "allgather_object": ("value",),
     "is_capable": ("key",),
     "set_gradient_compression": ("value",),
     "row_sparse_pull": ("key", "out"),
@@ -54,6 +56,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "broadcast": ("priority",),
     "allreduce": ("op", "out"),
     "allgather": ("out",),
+    "broadcast_object": ("root",),
 }
 
 keys = st.one_of(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -271,3 +273,42 @@ def test_updaters_of_the_program_are_refused() -> None:
     model(torch.ones(1, 2)).sum().backward()
     assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
     model.close()
+
+
+def bare_passes(ranks: int, begin: Callable[[Any], object]) -> list[str]:
+    """Return the warnings of a backward pass of the wrapped module alone, after `begin`."""
+
+    def work() -> None:
+        model = DataParallel(nn.Linear(2, 1), "threads")
+        begin(model)
+        for _ in range(2):
+            model.module(torch.ones(1, 2)).sum().backward()
+        model.close()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ncclkv.testing.run_ranks(ranks, work)
+    return [str(each.message) for each in caught]
+
+
+def test_training_the_module_in_place_of_the_wrapper_warns_once_a_rank() -> None:
+    found = bare_passes(2, lambda model: None)
+    assert len(found) == 2
+    assert re.search(r"pass at \S*test_data_parallel.py:\d+ gave .* was never called", found[0])
+    assert "give the wrapper to a trainer, not the module" in found[0]
+
+
+def evaluated(model: Any) -> None:
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+
+
+def accumulated(model: Any) -> None:
+    with model.no_sync():
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def test_passes_of_the_module_after_the_wrappers_are_its_own() -> None:
+    for begin in (accumulated, evaluated, lambda model: model(torch.ones(1, 2)).sum().backward()):
+        assert bare_passes(2, begin) == []
+    assert bare_passes(1, lambda model: None) == []
