@@ -1,4 +1,4 @@
-"""Several ranks as threads of one process, for tests and for use without a launcher."""
+"""Several ranks as threads of one process, for notebooks and for tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def run_ranks(
     size : int
         Number of ranks.
     body : callable
-        ``body(*args)``; inside it ``ncclkv.create("threads")`` is a store over all of them.
+        ``body(*args)``; inside it ``ncclkv.create("dist")`` is a store over all of them, in host
+        memory.  ``dist_sync``, ``threads`` and ``ncclkv.comm.world()`` have the same ranks.
     *args
         Arguments of `body` on every rank.
     timeout : float
@@ -55,7 +56,7 @@ def run_ranks(
     --------
     >>> import numpy as np, ncclkv
     >>> def body():
-    ...     with ncclkv.create("threads") as kv:
+    ...     with ncclkv.create("dist") as kv:
     ...         kv.init("w", np.zeros(2))
     ...         kv.push("w", np.full(2, kv.rank + 1.0))
     ...         return kv.pull("w")

@@ -12,7 +12,7 @@ from ncclkv.comm import callbacks
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import crossing
 from ncclkv.comm.diagnosis.call_log import call_site
-from ncclkv.comm.host import child, finalize
+from ncclkv.comm.host import child, finalize, threads
 from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.comm.host.groups import ranks_name
 from ncclkv.comm.host.mpi import MpiTransport, library_name, no_communicator
@@ -32,12 +32,14 @@ _pending_copies: list[tuple[MPI.Intracomm, MPI.Request]] = []
 def world(timeout: float | None = None) -> Communicator:
     """Make a communicator of all ranks of the job, in host memory; collective over them.
 
-    A process that no launcher started together with others needs no MPI.
+    A process that no launcher started together with others needs no MPI.  Inside
+    `ncclkv.testing.run_ranks` the ranks are its threads.
 
     Parameters
     ----------
     timeout : float, optional
-        Seconds that a wait for other ranks may take; by default ``NCCLKV_TIMEOUT``, or 300.
+        Seconds that a wait for other ranks may take; by default ``NCCLKV_TIMEOUT``, or 300, and
+        inside ``run_ranks`` the timeout of ``run_ranks``.
 
     Raises
     ------
@@ -57,6 +59,8 @@ def world(timeout: float | None = None) -> Communicator:
     True
     """
     callbacks.refuse("world")
+    if threads.is_rank():
+        return threads.world(None if timeout is None else env.timeout(timeout))
     timeout = env.timeout(timeout)
     started = env.launched_size()
     alone = started == 1 if started is not None else not env.launched_without_size()

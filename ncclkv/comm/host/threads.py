@@ -271,6 +271,11 @@ def is_rank() -> bool:
     return _current.communicator is not None
 
 
+def are_ranks_of(communicator: Communicator) -> bool:
+    """Return whether the ranks of a communicator are threads."""
+    return communicator.name == ThreadTransport.name
+
+
 def world(timeout: float | None = None) -> Communicator:
     """Make a communicator of all ranks of this thread's group.
 
