@@ -43,11 +43,16 @@ _engines: weakref.WeakSet[ProgressEngine] = weakref.WeakSet()
 _engines_lock = threading.Lock()
 
 
-def open_progress_engines(thread: int) -> list[ProgressEngine]:
-    """Return the engines of a thread that have not failed."""
+def progress_engines() -> list[ProgressEngine]:
+    """Return the engines of this process that have not failed."""
     with _engines_lock:
         engines = list(_engines)
-    return [each for each in engines if each._thread == thread and each.failure is None]
+    return [each for each in engines if each.failure is None]
+
+
+def open_progress_engines(thread: int) -> list[ProgressEngine]:
+    """Return the engines of a thread that have not failed."""
+    return [each for each in progress_engines() if each._thread == thread]
 
 
 def followed(steps: Steps, then: Then | None) -> Steps:
