@@ -729,7 +729,8 @@ are ints, such as 3; use one kind
         Parameters
         ----------
         updater : callable, or object with ``update`` and perhaps ``dispose``
-            ``updater(key, input, stored)`` changes `stored` in place; its result is ignored.
+            ``updater(key, input, stored)`` changes `stored` in place, as by ``stored[...] =``, and
+            returns None; another result is ignored, with a warning.
 
         Raises
         ------
