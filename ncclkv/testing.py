@@ -15,6 +15,7 @@ from ncclkv.arguments import check_count
 from ncclkv.comm.host import threads
 from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.errors import CommError, annotate
+from ncclkv.tracebacks import trim_begin
 
 __all__ = ["run_ranks"]
 
@@ -80,9 +81,17 @@ def run_ranks(
     >>> ncclkv.testing.run_ranks(3, body)
     [array([6., 6.]), array([6., 6.]), array([6., 6.])]
     """
-    check_count("run_ranks: size", size, 1)
-    made = threads.communicators(size, env.timeout(timeout))
-    ranks = [_Rank(number, each, lambda: body(*args)) for number, each in enumerate(made)]
+    try:
+        check_count("run_ranks: size", size, 1)
+        made = threads.communicators(size, env.timeout(timeout))
+        return _results([_Rank(rank, each, lambda: body(*args)) for rank, each in enumerate(made)])
+    except BaseException as error:
+        trim_begin(error)
+        raise
+
+
+def _results(ranks: Sequence[_Rank[Result]]) -> list[Result]:
+    """Run all ranks, and return their results; raise the first error."""
     try:
         for rank in ranks:
             rank.start()
@@ -143,6 +152,7 @@ class _Rank(threading.Thread, Generic[Result]):
             try:
                 self.result = self._body()
             except BaseException as error:
+                trim_begin(error)
                 self.error = error
                 self.communicator.abort(f"{type(error).__name__}: {error}")
             with self._lock:

@@ -24,6 +24,7 @@ from ncclkv.errors import UpdaterError, UsageError, annotate
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.bucket import Bucket, Range
 from ncclkv.table.registry import Key, KeySpec
+from ncclkv.tracebacks import mark_from_program
 
 if TYPE_CHECKING:
     from ncclkv.engine.norms import NormUpdates
@@ -241,6 +242,7 @@ class FunctionRule(Rule):
                 self._warn(key, result)
         except Exception as error:
             annotate(error, f"in the updater, at key {key!r} on rank {self._rank}")
+            mark_from_program(error)
             return error
         return None
 
@@ -269,6 +271,7 @@ class FunctionRule(Rule):
             dispose()
         except Exception as error:
             annotate(error, f"in dispose() of the updater {self.name} on rank {self._rank}")
+            mark_from_program(error)
             return error
         return None
 

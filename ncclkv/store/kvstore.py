@@ -22,6 +22,7 @@ from ncclkv.store.transfers import Transfers
 from ncclkv.store.updaters import Updaters
 from ncclkv.store.waiting import Waiting
 from ncclkv.table.registry import Key, KeySpec
+from ncclkv.tracebacks import PublicBlock, public, trim
 from ncclkv.typing import (
     Array,
     ArrayLike,
@@ -74,6 +75,7 @@ class KVStore(KVStoreBase):
 
     # Keys
 
+    @public
     def init(self, key: KeyLike | Keys[KeyT], value: ValueLike | Values, *, op: Op = "sum") -> None:
         """Give keys their first value, which is rank 0's on every rank; collective.
 
@@ -113,6 +115,7 @@ are ints, such as 3; use one kind
         """
         self._registration.initialize(key, value, op)
 
+    @public
     def reset(
         self, key: KeyLike | Keys[KeyT], value: ValueLike | Values, *, reset_states: bool = True
     ) -> None:
@@ -134,6 +137,7 @@ are ints, such as 3; use one kind
         """
         self._registration.replace_values(key, value, reset_states=reset_states)
 
+    @public
     def broadcast(
         self,
         key: KeyLike | Keys[KeyT],
@@ -176,7 +180,11 @@ are ints, such as 3; use one kind
         value waits for a flush that has begun.  With ``update_on="root"`` or ``"sharded"`` a rank
         sees what other ranks have updated as of its last pull, wait or barrier.
         """
-        return self._registration.view_value(key)
+        try:
+            return self._registration.view_value(key)
+        except Exception as error:
+            trim(error)
+            raise
 
     def grad_view(self, key: KeyLike) -> Array:
         """Return a key's gradient in its bucket, from which a push copies nothing; local.
@@ -209,7 +217,11 @@ are ints, such as 3; use one kind
         ...     kv.pull("w")
         array([2., 2., 2.])
         """
-        return self._transfers.lend_gradient(key)
+        try:
+            return self._transfers.lend_gradient(key)
+        except Exception as error:
+            trim(error)
+            raise
 
     def keys(self) -> list[Key]:
         """Return all keys, in the order of their initialisation; local."""
@@ -218,6 +230,7 @@ are ints, such as 3; use one kind
     def __contains__(self, key: object) -> bool:
         return self._registration.has_key(key)
 
+    @public
     def spec(self, key: KeyLike) -> KeySpec:
         """Return a key's shape, dtype, op and index, the same on all ranks; local.
 
@@ -228,6 +241,7 @@ are ints, such as 3; use one kind
         """
         return self._registration.spec_of(key)
 
+    @public
     def explain_plan(self) -> str:
         """Return the buckets as a table, in the order of launching unless priorities change it.
 
@@ -310,7 +324,11 @@ are ints, such as 3; use one kind
         2.5
         >>> kv.close()
         """
-        self._transfers.push_arrays(key, value, priority)
+        try:
+            self._transfers.push_arrays(key, value, priority)
+        except Exception as error:
+            trim(error)
+            raise
 
     @overload
     def pull(
@@ -392,7 +410,11 @@ are ints, such as 3; use one kind
         [[1 1]
          [1 1]]
         """
-        return self._transfers.pull_arrays(key, out, priority, local=local)
+        try:
+            return self._transfers.pull_arrays(key, out, priority, local=local)
+        except Exception as error:
+            trim(error)
+            raise
 
     def pushpull(
         self,
@@ -414,7 +436,11 @@ are ints, such as 3; use one kind
         -----
         pushpull raises an updater's exception after the pull.
         """
-        self._transfers.push_and_pull(key, value, out, priority)
+        try:
+            self._transfers.push_and_pull(key, value, out, priority)
+        except Exception as error:
+            trim(error)
+            raise
 
     def group(self) -> AbstractContextManager[None]:
         """Combine the pushes of a ``with`` block into one push, and its pulls into one; collective.
@@ -439,7 +465,7 @@ are ints, such as 3; use one kind
         ...     print(weights)
         {1: array([1., 1.]), 2: array([2., 2.])}
         """
-        return self._transfers.group_calls()
+        return PublicBlock(self._transfers.group_calls())
 
     def overlap(
         self,
@@ -504,7 +530,7 @@ are ints, such as 3; use one kind
         ...     kv.pull(["w", "b"])
         [array([3., 3.]), array([1.])]
         """
-        return self._overlaps.overlap_block(keys, missing)
+        return PublicBlock(self._overlaps.overlap_block(keys, missing))
 
     # Arrays without keys
 
@@ -536,6 +562,7 @@ are ints, such as 3; use one kind
         out: ArrayLike | Sequence[ArrayLike],
     ) -> None: ...
 
+    @public
     def allreduce(self, x: Any, op: Op = "sum", *, out: Any = None) -> Any:
         """Reduce arrays without keys over all ranks; collective.
 
@@ -597,6 +624,7 @@ are ints, such as 3; use one kind
         self, x: ValueLike | Sequence[ValueLike], *, out: ArrayLike | Sequence[ArrayLike]
     ) -> None: ...
 
+    @public
     def allgather(self, x: Any, *, out: Any = None) -> Any:
         """Stack all ranks' arrays along a new first axis, in rank order; collective.
 
@@ -637,8 +665,13 @@ are ints, such as 3; use one kind
         ----------
         key : int or str, or list of them, optional
         """
-        self._waiting.wait_for(key)
+        try:
+            self._waiting.wait_for(key)
+        except Exception as error:
+            trim(error)
+            raise
 
+    @public
     def barrier(self) -> None:
         """Flush all pushes, and wait until every rank has arrived; collective."""
         self._waiting.wait_for_ranks()
@@ -675,7 +708,7 @@ are ints, such as 3; use one kind
         >>> ncclkv.testing.run_ranks(2, work)
         [array([4., 4.]), array([4., 4.])]
         """
-        return self._waiting.uneven_block()
+        return PublicBlock(self._waiting.uneven_block())
 
     def capture(self) -> AbstractContextManager[CapturedStep]:
         """Capture the pushes and pulls of a ``with`` block as a CUDA graph; collective.
@@ -719,10 +752,11 @@ are ints, such as 3; use one kind
                 compute(batch, weights, gradients)         # on CuPy's current stream
                 step.replay()
         """
-        return self._captures.capture_block()
+        return PublicBlock(self._captures.capture_block())
 
     # Updates
 
+    @public
     def set_updater(self, updater: Updater) -> None:
         """Fold sums into values by a function of the program; collective.
 
@@ -770,6 +804,7 @@ are ints, such as 3; use one kind
 
     _set_updater = set_updater
 
+    @public
     def set_optimizer(self, optimizer: Optimizer, *, reset_states: bool = False) -> None:
         """Run an optimizer at each push of gradients; a pull returns weights; collective.
 
@@ -810,6 +845,7 @@ are ints, such as 3; use one kind
 
         return Checkpoints(self._context)
 
+    @public
     def save(
         self,
         directory: str | os.PathLike[str] | None = None,
@@ -880,6 +916,7 @@ are ints, such as 3; use one kind
         """
         return self._checkpoints.save_store(directory, step=step, extra=extra, keep=keep)
 
+    @public
     def load(
         self,
         directory: str | os.PathLike[str] | None = None,
@@ -936,6 +973,7 @@ are ints, such as 3; use one kind
         """
         return self._checkpoints.load_store(directory, required=required, fallback=fallback)
 
+    @public
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Write the optimizer's state, without the values; collective.
 
@@ -955,6 +993,7 @@ are ints, such as 3; use one kind
         """
         self._checkpoints.save_states(fname, dump_optimizer)
 
+    @public
     def load_optimizer_states(self, fname: str) -> None:
         """Take the optimizer's state from a checkpoint, and no values; collective.
 
@@ -974,12 +1013,14 @@ are ints, such as 3; use one kind
 
     # MXNet's verbs that this version does not have
 
+    @public
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:
         """Raise `NotSupported`."""
         self._context.session.refuse("row_sparse_pull", "values are dense; pull the whole key")
 
+    @public
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Raise `NotSupported`."""
         self._context.session.refuse("set_gradient_compression", "push float16 for half the bytes")
@@ -1027,6 +1068,7 @@ are ints, such as 3; use one kind
         return self._context.engine.skipped
 
     @staticmethod
+    @public
     def is_capable(capability: str) -> bool:
         """Return whether the store has the named `capability`, in any case.
 
@@ -1042,6 +1084,7 @@ are ints, such as 3; use one kind
 
     # Life
 
+    @public
     def close(self) -> None:
         """Flush all pushes, wait for all ranks, and free the store's memory; collective.
 
@@ -1052,8 +1095,10 @@ are ints, such as 3; use one kind
     def __enter__(self: Self) -> Self:
         return self
 
+    @public
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._waiting.leave_block(error)
 
+    @public
     def __reduce__(self) -> NoReturn:
         self._context.session.refuse_pickling()

@@ -51,7 +51,7 @@ def install() -> None:
             _end_child()
             return
         plain = chained is sys.__excepthook__
-        _show(error, None if plain else lambda: chained(kind, error, error.__traceback__))
+        _show(error, None if plain else lambda: chained(kind, error, trace))
         end_job()
 
     def thread_excepthook(args: threading.ExceptHookArgs) -> None:
@@ -192,7 +192,6 @@ def _show(error: BaseException, chained: Callable[[], object] | None, where: str
         again = isinstance(error, KVStoreError) and reason not in text.splitlines()[-1]
         announce(reason, f"{text}{announcement(reason)}\n" if again else text)
     else:
-        tracebacks.trim(error)
         announce(reason)
         chained()
 

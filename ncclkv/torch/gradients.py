@@ -22,6 +22,7 @@ from ncclkv.torch.parameters import Parameters
 from ncclkv.torch.passes import Pass
 from ncclkv.torch.slots import Slot, Slots
 from ncclkv.torch.views import as_tensor
+from ncclkv.tracebacks import public
 
 COUNTS = "ncclkv.torch: numbers of ranks"
 """Begin of the keys of the numbers of ranks that have used each parameter since the last reduction.
@@ -82,6 +83,7 @@ def _hook(
     """
     left, undefined = bucket.left, bucket.undefined
 
+    @public
     def count(_: object, outputs: Sequence[torch.Tensor | None]) -> None:
         if present.ending() is None:
             owner = gradients()
@@ -178,6 +180,7 @@ class Gradients:
         # After the first parameters: buckets are launched in order, and this is pushed last.
         self._make_counts()
 
+    @public
     def prepare(self, *, reduces: bool) -> None:
         """Follow changes of the module on all ranks; drop what an exception has left.
 
@@ -324,6 +327,7 @@ class Gradients:
         bucket.sums.push()
         bucket.pushed = True
 
+    @public
     def _end(self) -> None:
         """End the block, and give back the gradients."""
         if not self._pass.reduces:

@@ -11,6 +11,7 @@ import torch
 from torch.autograd import Variable
 
 from ncclkv.errors import UsageError
+from ncclkv.tracebacks import public
 
 _REENTRANT = "give checkpoint() use_reentrant=False"
 
@@ -28,6 +29,7 @@ class _Hook:
     def __init__(self, reducer: ref[Reducer]) -> None:
         self._reducer = reducer
 
+    @public
     def __call__(self, *_: object) -> None:
         """Announce the pass, unless the wrapper was dropped."""
         reducer = self._reducer()

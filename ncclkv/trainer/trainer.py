@@ -17,6 +17,7 @@ from ncclkv.store.backends import ALONE
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import KVStoreBase
+from ncclkv.tracebacks import public
 from ncclkv.trainer.copies import Copies
 from ncclkv.trainer.local_updates import LocalUpdates
 from ncclkv.trainer.parameters import Parameters
@@ -142,6 +143,7 @@ class Trainer:
 
     # Steps
 
+    @public
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Sum gradients over all ranks, divide by `batch_size`, and update; collective.
 
@@ -177,6 +179,7 @@ class Trainer:
         if self._copies is not None:
             self._copies.note(names, values)
 
+    @public
     def reset_values(self) -> None:
         """Take values that the program has given to parameters; collective.
 
@@ -207,6 +210,7 @@ class Trainer:
         elif self.kvstore is not None:
             self.kvstore.broadcast(self._params.names, self._params.values, self._params.values)
 
+    @public
     def allreduce_grads(self) -> None:
         """Sum gradients over all ranks, in place; collective.
 
@@ -222,6 +226,7 @@ class Trainer:
         self._start()
         self._reduce(names, gradients)
 
+    @public
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Update parameters from gradients that `allreduce_grads` has summed.
 
@@ -272,16 +277,19 @@ class Trainer:
     # Numbers and states
 
     @property
+    @public
     def learning_rate(self) -> float:
         """The optimizer's present learning rate."""
         return self.optimizer.learning_rate
 
     @learning_rate.setter
+    @public
     def learning_rate(self, lr: object) -> NoReturn:
         raise ReadOnlyAttribute(
             f"learning_rate of a Trainer cannot be assigned; call set_learning_rate({lr!r})"
         )
 
+    @public
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the next step; all ranks must set the same.
 
@@ -292,6 +300,7 @@ class Trainer:
         """
         self.optimizer.set_learning_rate(lr)
 
+    @public
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Write the optimizer's states and numbers, without parameters; collective.
 
@@ -310,6 +319,7 @@ class Trainer:
         else:
             self._local.save(fname, self.kvstore)
 
+    @public
     def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what `save_states` has written, with the same `update_on_kvstore`; collective.
 
@@ -326,6 +336,7 @@ class Trainer:
 
     # End
 
+    @public
     def close(self) -> None:
         """Close the store that the trainer has created, if any; collective."""
         if self._owned is not None:
@@ -334,6 +345,7 @@ class Trainer:
     def __enter__(self) -> Trainer:
         return self
 
+    @public
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -114,7 +114,7 @@ def test_ranks_in_a_call_of_c_are_named_and_do_not_keep_the_process(stop: Stop) 
     assert stopped.seconds < stretched(PROMISED + EXIT), stopped
     assert "back; threads: ['MainThread', 'rank 0', 'rank 1', 'rank 2']" in stopped.out
     place = r"\(.*stopped_ranks\.py:\d+\)"
-    last = stopped.err.splitlines()[-1]
-    assert re.fullmatch(
-        rf"still in calls that Python cannot end: rank 0 {place}, 1 {place}, 2 {place}", last
+    assert re.search(
+        rf"still in calls that Python cannot end: rank 0 {place}, 1 {place}, 2 {place}",
+        stopped.err.splitlines()[-1],
     ), stopped.err

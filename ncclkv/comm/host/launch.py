@@ -20,6 +20,7 @@ from ncclkv.comm.host.outside_wait import poll_outside
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommTimeout, KVStoreError, LaunchError, UsageError
 from ncclkv.system import watchdog
+from ncclkv.tracebacks import public
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _pending_copies: list[tuple[MPI.Intracomm, MPI.Request]] = []
 
 
+@public
 def world(timeout: float | None = None) -> Communicator:
     """Make a communicator of all ranks of the job, in host memory; collective over them.
 

@@ -109,14 +109,14 @@ def test_an_exchange_ends_when_a_rank_leaves_before_it(transports: list[ThreadTr
 
 def test_abort_ends_all_communicators_of_a_thread() -> None:
     firsts: list[Any] = []
-    aborted = threading.Event()
+    ready, aborted = threading.Barrier(RANKS, timeout=20), threading.Event()
 
     def body() -> None:
         world = ncclkv.comm.world()
         part = world.split(world.rank % 2)
         assert part is not None
         firsts.append(threads._current.communicator)
-        world.control.barrier()
+        ready.wait()
         if world.rank == 1:
             for first in firsts:
                 threads.abort(first, "the test")
