@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ncclkv.comm.diagnosis.mismatch import CallComparison
 
 
-_OWN = {"barrier", "split", "duplicate", "synchronize", "to_host", "close"}
+_OWN = {"barrier", "split", "duplicate", "synchronize", "close"}
 """Public methods that subclasses of `Communicator` define."""
 
 
@@ -418,6 +418,7 @@ class Communicator(ABC):
         """
         return None
 
+    @public
     def to_host(self, array: Buffer) -> Buffer:
         """Return a copy of an array in host memory, once the collectives are complete.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 import traceback
@@ -363,3 +364,40 @@ def test_a_thread_shows_the_program_alone(tmp_path: Path) -> None:
 )
 def test_errors_that_follow_another_rank(error: Exception, expected: bool) -> None:
     assert tracebacks.follows(error) == expected
+
+
+# The rule
+
+CUTS = re.compile(r"PublicBlock\(|except Exception as error:\n +trim\(error\)\n +raise\n")
+
+CANNOT_FAIL = {
+    "KVStore.keys",
+    "Communicator.abort",
+    "Communicator.allocate",
+    "Communicator.check",
+    "Communicator.keep_alive",
+    "Communicator.left_ranks",
+    "Communicator.lend",
+    "Communicator.node_shared",
+    "Communicator.on_comm_stream",
+    "Communicator.reported",
+    "Communicator.rolling_back_node_shared",
+    "Communicator.sync_stream",
+    "Communicator.synchronize",
+    "Communicator.use_device",
+}
+"""Public methods that raise no error of the package, or that stores alone call."""
+
+
+@pytest.mark.parametrize("owner", [ncclkv.KVStore, ncclkv.Communicator, ncclkv.Trainer])
+def test_every_public_method_cuts_off_its_frames(owner: type) -> None:
+    """A new verb is decorated by `public`, returns a `PublicBlock`, or has the except clause."""
+    lacking = []
+    for name, member in vars(owner).items():
+        if name.startswith("_") or not inspect.isfunction(member):
+            continue
+        abstract = getattr(member, "__isabstractmethod__", False)
+        cuts = hasattr(member, "__wrapped__") or CUTS.search(inspect.getsource(member))
+        if not (abstract or cuts or f"{owner.__name__}.{name}" in CANNOT_FAIL):
+            lacking.append(name)
+    assert lacking == [], "decorate these by ncclkv.tracebacks.public"
