@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from ncclkv import env
@@ -68,7 +69,8 @@ def run_ranks(
     KeyboardInterrupt
         On Ctrl-C, or the stop button of a notebook, within a second.  Calls of stores then raise
         `CommError` on every rank, and `KeyboardInterrupt` ends the ranks' own code.  A rank in a
-        call that Python cannot end, such as `time.sleep`, ends after that call.
+        call that Python cannot end, such as `time.sleep`, ends after that call; a rank in an
+        import, at its next call of a store.
 
     Examples
     --------
@@ -168,11 +170,20 @@ class _Rank(threading.Thread, Generic[Result]):
         self._end.acquire(timeout=seconds)
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the program, between two of its instructions."""
+        """Raise KeyboardInterrupt in the program, once, between two of its instructions.
+
+        Does nothing during an import: other threads would then wait for the import for ever.
+        """
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         with self._lock:
-            if self._in_program:
+            if self._in_program and not _is_importing(self.frame):
+                self._in_program = False
                 raise_in(ctypes.c_ulong(self.ident or 0), ctypes.py_object(KeyboardInterrupt))
+
+    @property
+    def frame(self) -> FrameType | None:
+        """The frame that the thread is in; None at its end."""
+        return sys._current_frames().get(self.ident or 0)
 
 
 def _stop(ranks: Sequence[_Rank[Any]], stop: BaseException) -> None:
@@ -180,12 +191,14 @@ def _stop(ranks: Sequence[_Rank[Any]], stop: BaseException) -> None:
     for rank in ranks:
         threads.abort(rank.communicator, f"run_ranks was ended by {type(stop).__name__}")
     # The error of a call leaves every store in order, so calls of stores have the time to end.
-    for rank in _wait(ranks, _CALL_SECONDS):
-        rank.interrupt()
-    left = _wait(ranks, _PROGRAM_SECONDS)
+    left, end = _wait(ranks, _CALL_SECONDS), time.monotonic() + _PROGRAM_SECONDS
+    while left and time.monotonic() < end:
+        for rank in left:
+            rank.interrupt()
+        left = _wait(ranks, _POLL_SECONDS)
     if left:
         names = ", ".join(f"{rank.number} ({_place(rank)})" for rank in left)
-        annotate(stop, f"still in calls that Python cannot end: rank {names}")
+        annotate(stop, f"still in calls or imports that Python cannot end: rank {names}")
 
 
 def _wait(ranks: Sequence[_Rank[Any]], seconds: float = math.inf) -> list[_Rank[Any]]:
@@ -197,9 +210,16 @@ def _wait(ranks: Sequence[_Rank[Any]], seconds: float = math.inf) -> list[_Rank[
     return running
 
 
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether an import is on the stack of a frame."""
+    while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
+
+
 def _place(rank: _Rank[Any]) -> str:
     """Return the file and line that a rank is in."""
-    frame = sys._current_frames().get(rank.ident or 0)
+    frame = rank.frame
     return "its end" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 

@@ -109,12 +109,21 @@ def test_the_exception_of_another_signal_handler_ends_them_too(stop: Stop) -> No
     assert stopped.err.splitlines()[-1] == "TimeoutError: the program's own"
 
 
+def test_an_import_of_a_rank_is_not_broken(stop: Stop) -> None:
+    stopped = stop("imports")
+    assert stopped.code == -signal.SIGINT, stopped
+    began, back, ends = map(stopped.out.index, ("import begins", "back;", "import ends"))
+    assert began < back < ends
+    assert stopped.out.count("import begins") == 1, stopped.out
+    assert "still in calls or imports" in stopped.err
+
+
 def test_ranks_in_a_call_of_c_are_named_and_do_not_keep_the_process(stop: Stop) -> None:
     stopped = stop("sleeps")
     assert stopped.seconds < stretched(PROMISED + EXIT), stopped
     assert "back; threads: ['MainThread', 'rank 0', 'rank 1', 'rank 2']" in stopped.out
     place = r"\(.*stopped_ranks\.py:\d+\)"
     assert re.search(
-        rf"still in calls that Python cannot end: rank 0 {place}, 1 {place}, 2 {place}",
+        rf"still in calls or imports that Python cannot end: rank 0 {place}, 1 {place}, 2 {place}",
         stopped.err.splitlines()[-1],
     ), stopped.err

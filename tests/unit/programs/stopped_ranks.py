@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import signal
 import sys
 import threading
@@ -58,6 +59,11 @@ def fail_on_one(kv: ncclkv.KVStore) -> None:
     count()
 
 
+def import_a_module(kv: ncclkv.KVStore) -> NoReturn:
+    importlib.import_module("slow_module")
+    train(kv)
+
+
 KINDS = {
     "waits": wait_for_others,
     "computes": lambda kv: count(),
@@ -66,6 +72,7 @@ KINDS = {
     "makes stores": make_stores,
     "runs others": run_others,
     "fails on one": fail_on_one,
+    "imports": import_a_module,
     "sleeps": lambda kv: time.sleep(60),
 }
 
@@ -92,3 +99,5 @@ try:
 finally:
     running = sorted(thread.name for thread in threading.enumerate())
     sys.stdout.write(f"back; threads: {running}\n")
+    if KIND == "imports":
+        importlib.import_module("slow_module")
