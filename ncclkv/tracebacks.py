@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from ncclkv import env
@@ -33,6 +33,9 @@ _RELAYED = re.compile(r"rank \d+ of \d+: rank \d+ (left with OrderMismatch|found
 
 _FROM_PROGRAM = "_ncclkv_from_program"
 """Attribute of an exception of the program's function, such as an updater."""
+
+_SPECIAL = ("__exit__", "__reduce__", "_set_updater")
+"""Methods that `public_methods` takes for public by other signs than their names."""
 
 _HEADER = "Traceback (most recent call last):\n"
 _LEFT_OUT = "  (without the frames inside ncclkv; NCCLKV_TRACEBACK=full shows them)\n"
@@ -65,6 +68,28 @@ def public_init(made: Class) -> Class:
     """Make the constructor of a class `public`; a decorator for dataclasses."""
     made.__init__ = public(made.__init__)  # type: ignore[misc]
     return made
+
+
+def public_methods(*but: str) -> Callable[[Class], Class]:
+    """Make the methods of a class `public`, and the end of its ``with`` block.
+
+    Parameters
+    ----------
+    *but : str
+        Methods that have the ``except`` clause themselves.
+    """
+
+    def decorate(made: Class) -> Class:
+        for name, member in [*vars(made).items()]:
+            if name in but or (name.startswith("_") and name not in _SPECIAL):
+                continue
+            if isinstance(member, staticmethod):
+                setattr(made, name, staticmethod(public(member.__func__)))
+            elif isinstance(member, FunctionType):
+                setattr(made, name, public(member))
+        return made
+
+    return decorate
 
 
 class PublicBlock(AbstractContextManager[Entered]):

@@ -22,7 +22,7 @@ from ncclkv.store.transfers import Transfers
 from ncclkv.store.updaters import Updaters
 from ncclkv.store.waiting import Waiting
 from ncclkv.table.registry import Key, KeySpec
-from ncclkv.tracebacks import PublicBlock, public, trim
+from ncclkv.tracebacks import PublicBlock, public_methods, trim
 from ncclkv.typing import (
     Array,
     ArrayLike,
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="KVStore")
 
 
+# These have the except clause of a public method themselves: a call more would slow them down.
+@public_methods("push", "pull", "pushpull", "wait", "value", "grad_view", "allreduce")
 class KVStore(KVStoreBase):
     """Values by key, the same on all ranks; made by `ncclkv.create`.
 
@@ -75,7 +77,6 @@ class KVStore(KVStoreBase):
 
     # Keys
 
-    @public
     def init(self, key: KeyLike | Keys[KeyT], value: ValueLike | Values, *, op: Op = "sum") -> None:
         """Give keys their first value, which is rank 0's on every rank; collective.
 
@@ -115,7 +116,6 @@ are ints, such as 3; use one kind
         """
         self._registration.initialize(key, value, op)
 
-    @public
     def reset(
         self, key: KeyLike | Keys[KeyT], value: ValueLike | Values, *, reset_states: bool = True
     ) -> None:
@@ -137,7 +137,6 @@ are ints, such as 3; use one kind
         """
         self._registration.replace_values(key, value, reset_states=reset_states)
 
-    @public
     def broadcast(
         self,
         key: KeyLike | Keys[KeyT],
@@ -230,7 +229,6 @@ are ints, such as 3; use one kind
     def __contains__(self, key: object) -> bool:
         return self._registration.has_key(key)
 
-    @public
     def spec(self, key: KeyLike) -> KeySpec:
         """Return a key's shape, dtype, op and index, the same on all ranks; local.
 
@@ -241,7 +239,6 @@ are ints, such as 3; use one kind
         """
         return self._registration.spec_of(key)
 
-    @public
     def explain_plan(self) -> str:
         """Return the buckets as a table, in the order of launching unless priorities change it.
 
@@ -562,7 +559,6 @@ are ints, such as 3; use one kind
         out: ArrayLike | Sequence[ArrayLike],
     ) -> None: ...
 
-    @public
     def allreduce(self, x: Any, op: Op = "sum", *, out: Any = None) -> Any:
         """Reduce arrays without keys over all ranks; collective.
 
@@ -611,7 +607,11 @@ are ints, such as 3; use one kind
         >>> ncclkv.testing.run_ranks(2, work)
         [(1.5, array([3, 3])), (1.5, array([3, 3]))]
         """
-        return self._one_off.reduce_over_ranks(x, op, out)
+        try:
+            return self._one_off.reduce_over_ranks(x, op, out)
+        except Exception as error:
+            trim(error)
+            raise
 
     @overload
     def allgather(self, x: ValueLike, *, out: None = None) -> Array: ...
@@ -624,7 +624,6 @@ are ints, such as 3; use one kind
         self, x: ValueLike | Sequence[ValueLike], *, out: ArrayLike | Sequence[ArrayLike]
     ) -> None: ...
 
-    @public
     def allgather(self, x: Any, *, out: Any = None) -> Any:
         """Stack all ranks' arrays along a new first axis, in rank order; collective.
 
@@ -671,7 +670,6 @@ are ints, such as 3; use one kind
             trim(error)
             raise
 
-    @public
     def barrier(self) -> None:
         """Flush all pushes, and wait until every rank has arrived; collective."""
         self._waiting.wait_for_ranks()
@@ -756,7 +754,6 @@ are ints, such as 3; use one kind
 
     # Updates
 
-    @public
     def set_updater(self, updater: Updater) -> None:
         """Fold sums into values by a function of the program; collective.
 
@@ -804,7 +801,6 @@ are ints, such as 3; use one kind
 
     _set_updater = set_updater
 
-    @public
     def set_optimizer(self, optimizer: Optimizer, *, reset_states: bool = False) -> None:
         """Run an optimizer at each push of gradients; a pull returns weights; collective.
 
@@ -845,7 +841,6 @@ are ints, such as 3; use one kind
 
         return Checkpoints(self._context)
 
-    @public
     def save(
         self,
         directory: str | os.PathLike[str] | None = None,
@@ -916,7 +911,6 @@ are ints, such as 3; use one kind
         """
         return self._checkpoints.save_store(directory, step=step, extra=extra, keep=keep)
 
-    @public
     def load(
         self,
         directory: str | os.PathLike[str] | None = None,
@@ -973,7 +967,6 @@ are ints, such as 3; use one kind
         """
         return self._checkpoints.load_store(directory, required=required, fallback=fallback)
 
-    @public
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Write the optimizer's state, without the values; collective.
 
@@ -993,7 +986,6 @@ are ints, such as 3; use one kind
         """
         self._checkpoints.save_states(fname, dump_optimizer)
 
-    @public
     def load_optimizer_states(self, fname: str) -> None:
         """Take the optimizer's state from a checkpoint, and no values; collective.
 
@@ -1013,14 +1005,12 @@ are ints, such as 3; use one kind
 
     # MXNet's verbs that this version does not have
 
-    @public
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:
         """Raise `NotSupported`."""
         self._context.session.refuse("row_sparse_pull", "values are dense; pull the whole key")
 
-    @public
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Raise `NotSupported`."""
         self._context.session.refuse("set_gradient_compression", "push float16 for half the bytes")
@@ -1068,7 +1058,6 @@ are ints, such as 3; use one kind
         return self._context.engine.skipped
 
     @staticmethod
-    @public
     def is_capable(capability: str) -> bool:
         """Return whether the store has the named `capability`, in any case.
 
@@ -1084,7 +1073,6 @@ are ints, such as 3; use one kind
 
     # Life
 
-    @public
     def close(self) -> None:
         """Flush all pushes, wait for all ranks, and free the store's memory; collective.
 
@@ -1095,10 +1083,8 @@ are ints, such as 3; use one kind
     def __enter__(self: Self) -> Self:
         return self
 
-    @public
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._waiting.leave_block(error)
 
-    @public
     def __reduce__(self) -> NoReturn:
         self._context.session.refuse_pickling()

@@ -17,12 +17,13 @@ from ncclkv.store.backends import ALONE
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import KVStoreBase
-from ncclkv.tracebacks import public
+from ncclkv.tracebacks import public, public_methods
 from ncclkv.trainer.copies import Copies
 from ncclkv.trainer.local_updates import LocalUpdates
 from ncclkv.trainer.parameters import Parameters
 
 
+@public_methods()
 class Trainer:
     """Sums gradients over all ranks and updates parameters in place; names are Gluon's.
 
@@ -143,7 +144,6 @@ class Trainer:
 
     # Steps
 
-    @public
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Sum gradients over all ranks, divide by `batch_size`, and update; collective.
 
@@ -179,7 +179,6 @@ class Trainer:
         if self._copies is not None:
             self._copies.note(names, values)
 
-    @public
     def reset_values(self) -> None:
         """Take values that the program has given to parameters; collective.
 
@@ -210,7 +209,6 @@ class Trainer:
         elif self.kvstore is not None:
             self.kvstore.broadcast(self._params.names, self._params.values, self._params.values)
 
-    @public
     def allreduce_grads(self) -> None:
         """Sum gradients over all ranks, in place; collective.
 
@@ -226,7 +224,6 @@ class Trainer:
         self._start()
         self._reduce(names, gradients)
 
-    @public
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Update parameters from gradients that `allreduce_grads` has summed.
 
@@ -289,7 +286,6 @@ class Trainer:
             f"learning_rate of a Trainer cannot be assigned; call set_learning_rate({lr!r})"
         )
 
-    @public
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the next step; all ranks must set the same.
 
@@ -300,7 +296,6 @@ class Trainer:
         """
         self.optimizer.set_learning_rate(lr)
 
-    @public
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Write the optimizer's states and numbers, without parameters; collective.
 
@@ -319,7 +314,6 @@ class Trainer:
         else:
             self._local.save(fname, self.kvstore)
 
-    @public
     def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what `save_states` has written, with the same `update_on_kvstore`; collective.
 
@@ -336,7 +330,6 @@ class Trainer:
 
     # End
 
-    @public
     def close(self) -> None:
         """Close the store that the trainer has created, if any; collective."""
         if self._owned is not None:
@@ -345,7 +338,6 @@ class Trainer:
     def __enter__(self) -> Trainer:
         return self
 
-    @public
     def __exit__(
         self,
         kind: type[BaseException] | None,

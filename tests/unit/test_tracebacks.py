@@ -391,7 +391,7 @@ CANNOT_FAIL = {
 
 @pytest.mark.parametrize("owner", [ncclkv.KVStore, ncclkv.Communicator, ncclkv.Trainer])
 def test_every_public_method_cuts_off_its_frames(owner: type) -> None:
-    """A new verb is decorated by `public`, returns a `PublicBlock`, or has the except clause."""
+    """A method is `public`, returns a `PublicBlock`, or has the except clause itself."""
     lacking = []
     for name, member in vars(owner).items():
         if name.startswith("_") or not inspect.isfunction(member):
@@ -400,4 +400,4 @@ def test_every_public_method_cuts_off_its_frames(owner: type) -> None:
         cuts = hasattr(member, "__wrapped__") or CUTS.search(inspect.getsource(member))
         if not (abstract or cuts or f"{owner.__name__}.{name}" in CANNOT_FAIL):
             lacking.append(name)
-    assert lacking == [], "decorate these by ncclkv.tracebacks.public"
+    assert lacking == [], "make these public, by ncclkv.tracebacks"
