@@ -137,7 +137,7 @@ class _Rank(threading.Thread, Generic[Result]):
         self.communicator = communicator
         self.error: BaseException | None = None
         self._body = body
-        self._in_program = True
+        self._interruptible = True
         self._lock = threading.Lock()
         self._over = False
         self._end = threading.Lock()
@@ -158,7 +158,7 @@ class _Rank(threading.Thread, Generic[Result]):
                 self.error = error
                 self.communicator.abort(f"{type(error).__name__}: {error}")
             with self._lock:
-                self._in_program = False
+                self._interruptible = False
         except KeyboardInterrupt:
             pass  # of `interrupt`, just after the end of the program
         finally:
@@ -176,8 +176,8 @@ class _Rank(threading.Thread, Generic[Result]):
         """
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         with self._lock:
-            if self._in_program and not _is_importing(self.frame):
-                self._in_program = False
+            if self._interruptible and not _is_importing(self.frame):
+                self._interruptible = False
                 raise_in(ctypes.c_ulong(self.ident or 0), ctypes.py_object(KeyboardInterrupt))
 
     @property
