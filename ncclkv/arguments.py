@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
 from ncclkv.errors import UnknownArgument, UsageError
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
+from ncclkv.tracebacks import P, Result, trim
 
 MAX_BITS = 3000
 """Longest int that is accepted: Python prints at most 4,300 digits, JSON of a checkpoint 1,000."""
@@ -170,13 +168,17 @@ def known_arguments(
 
         @functools.wraps(call)
         def checked(*args: P.args, **kwargs: P.kwargs) -> Result:
-            for name in kwargs:
-                if name not in names:
-                    raise UnknownArgument(
-                        f"{what} has no argument {name!r}; {nearest(name, names, aliases)}"
-                        f"Valid: {', '.join(names)}"
-                    )
-            return call(*args, **kwargs)
+            try:
+                for name in kwargs:
+                    if name not in names:
+                        raise UnknownArgument(
+                            f"{what} has no argument {name!r}; {nearest(name, names, aliases)}"
+                            f"Valid: {', '.join(names)}"
+                        )
+                return call(*args, **kwargs)
+            except Exception as error:
+                trim(error)
+                raise
 
         return checked
 

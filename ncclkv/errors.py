@@ -25,7 +25,10 @@ from __future__ import annotations
 
 
 class KVStoreError(Exception):
-    """Base of every error that ncclkv raises on purpose."""
+    """Base of every error that ncclkv raises on purpose.
+
+    Its traceback shows the program's frames alone; all frames with ``NCCLKV_TRACEBACK=full``.
+    """
 
 
 def again(error: KVStoreError) -> KVStoreError:

@@ -1,19 +1,34 @@
-"""Several ranks as threads of one process, for tests and for use without a launcher."""
+"""Several ranks as threads of one process, for notebooks and for tests."""
 
 from __future__ import annotations
 
+import ctypes
+import math
+import sys
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, Generic, TypeVar
 
 from ncclkv import env
 from ncclkv.arguments import check_count
 from ncclkv.comm.host import threads
+from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.errors import CommError, annotate
+from ncclkv.tracebacks import trim_begin
 
 __all__ = ["run_ranks"]
 
 Result = TypeVar("Result")
+
+# Seconds for ranks in calls of stores to end by the calls' errors, and then for the others to end
+# by an exception between two of their own instructions.
+_CALL_SECONDS = 0.2
+_PROGRAM_SECONDS = 0.7
+
+# Seconds of a wait between two instructions: only then an exception of `_Rank.interrupt` is raised.
+_POLL_SECONDS = 0.05
 
 
 def __dir__() -> list[str]:
@@ -31,7 +46,8 @@ def run_ranks(
     size : int
         Number of ranks.
     body : callable
-        ``body(*args)``; inside it ``ncclkv.create("threads")`` is a store over all of them.
+        ``body(*args)``; inside it ``ncclkv.create("dist")`` is a store over all of them, in host
+        memory.  ``dist_sync``, ``threads`` and ``ncclkv.comm.world()`` have the same ranks.
     *args
         Arguments of `body` on every rank.
     timeout : float
@@ -50,49 +66,169 @@ def run_ranks(
     Exception
         Exception of a rank, with the rank in its text.  When several ranks raise, the first cause:
         an error other than `CommError`, of the lowest rank.
+    KeyboardInterrupt
+        On Ctrl-C, or the stop button of a notebook, within a second.  Calls of stores then raise
+        `CommError` on every rank, and `KeyboardInterrupt` ends the ranks' own code.  A rank in a
+        call that Python cannot end, such as `time.sleep`, ends after that call; a rank in an
+        import, at its next call of a store.
 
     Examples
     --------
     >>> import numpy as np, ncclkv
     >>> def body():
-    ...     with ncclkv.create("threads") as kv:
+    ...     with ncclkv.create("dist") as kv:
     ...         kv.init("w", np.zeros(2))
     ...         kv.push("w", np.full(2, kv.rank + 1.0))
     ...         return kv.pull("w")
     >>> ncclkv.testing.run_ranks(3, body)
     [array([6., 6.]), array([6., 6.]), array([6., 6.])]
     """
-    check_count("run_ranks: size", size, 1)
-    seconds = env.timeout(timeout)
-    results: dict[int, Result] = {}
-    errors: dict[int, BaseException] = {}
+    try:
+        check_count("run_ranks: size", size, 1)
+        made = threads.communicators(size, env.timeout(timeout))
+        return _results([_Rank(rank, each, lambda: body(*args)) for rank, each in enumerate(made)])
+    except BaseException as error:
+        trim_begin(error)
+        raise
 
-    def rank_body(rank: int, communicator: Any) -> None:
-        threads.become(communicator)
+
+def _results(ranks: Sequence[_Rank[Result]]) -> list[Result]:
+    """Run all ranks, and return their results; raise the first error."""
+    try:
+        for rank in ranks:
+            rank.start()
+        _wait(ranks)
+        for rank in ranks:
+            rank.join()
+    except BaseException as stop:  # Ctrl-C, or the exception of another signal handler
+        failed = _first(ranks)
+        _stop(ranks, stop)
+        if failed is not None:
+            stop.__cause__ = failed
+        raise
+    failed = _first(ranks)
+    if failed is not None:
+        raise failed
+    return [rank.result for rank in ranks]
+
+
+class _Rank(threading.Thread, Generic[Result]):
+    """A thread that runs the program of one rank.
+
+    A daemon, so that the end of the process waits for no rank that Ctrl-C could not end.
+
+    Attributes
+    ----------
+    number : int
+    communicator : HostCommunicator
+    result : object
+        The result of the program, if it raised nothing.
+    error : BaseException or None
+        The exception of the program.
+    """
+
+    result: Result
+
+    def __init__(
+        self, number: int, communicator: HostCommunicator, body: Callable[[], Result]
+    ) -> None:
+        super().__init__(name=f"rank {number}", daemon=True)
+        self.number = number
+        self.communicator = communicator
+        self.error: BaseException | None = None
+        self._body = body
+        self._interruptible = True
+        self._lock = threading.Lock()
+        self._over = False
+        self._end = threading.Lock()
+        self._end.acquire()
+
+    @property
+    def running(self) -> bool:
+        """True while the program runs; `is_alive` may be wrong after Ctrl-C in a `join`."""
+        return self.ident is not None and not self._over
+
+    def run(self) -> None:
         try:
-            results[rank] = body(*args)
-        except BaseException as error:
-            errors[rank] = error
-            communicator.abort(f"{type(error).__name__}: {error}")
+            threads.become(self.communicator)
+            try:
+                self.result = self._body()
+            except BaseException as error:
+                trim_begin(error)
+                self.error = error
+                self.communicator.abort(f"{type(error).__name__}: {error}")
+            with self._lock:
+                self._interruptible = False
+        except KeyboardInterrupt:
+            pass  # of `interrupt`, just after the end of the program
         finally:
-            threads.become(None)
+            self._over = True
+            self._end.release()
 
-    workers = [
-        threading.Thread(target=rank_body, args=(rank, communicator), name=f"rank {rank}")
-        for rank, communicator in enumerate(threads.communicators(size, seconds))
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if errors:
-        raise _first(errors, size)
-    return [results[rank] for rank in range(size)]
+    def wait(self, seconds: float) -> None:
+        """Wait for the end, for so long at most."""
+        self._end.acquire(timeout=seconds)
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the program, once, between two of its instructions.
+
+        Does nothing during an import: other threads would then wait for the import for ever.
+        """
+        raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        with self._lock:
+            if self._interruptible and not _is_importing(self.frame):
+                self._interruptible = False
+                raise_in(ctypes.c_ulong(self.ident or 0), ctypes.py_object(KeyboardInterrupt))
+
+    @property
+    def frame(self) -> FrameType | None:
+        """The frame that the thread is in; None at its end."""
+        return sys._current_frames().get(self.ident or 0)
 
 
-def _first(errors: dict[int, BaseException], size: int) -> BaseException:
-    """Return the error that caused the others, with its rank in the text."""
-    causes = {rank: error for rank, error in errors.items() if not isinstance(error, CommError)}
-    rank, error = min((causes or errors).items())
-    annotate(error, f"on rank {rank} of {size}")
+def _stop(ranks: Sequence[_Rank[Any]], stop: BaseException) -> None:
+    """End all ranks; the text of `stop` gets those that cannot be ended."""
+    for rank in ranks:
+        threads.abort(rank.communicator, f"run_ranks was ended by {type(stop).__name__}")
+    # The error of a call leaves every store in order, so calls of stores have the time to end.
+    left, end = _wait(ranks, _CALL_SECONDS), time.monotonic() + _PROGRAM_SECONDS
+    while left and time.monotonic() < end:
+        for rank in left:
+            rank.interrupt()
+        left = _wait(ranks, _POLL_SECONDS)
+    if left:
+        names = ", ".join(f"{rank.number} ({_place(rank)})" for rank in left)
+        annotate(stop, f"still in calls or imports that Python cannot end: rank {names}")
+
+
+def _wait(ranks: Sequence[_Rank[Any]], seconds: float = math.inf) -> list[_Rank[Any]]:
+    """Wait for the end of all ranks, for so long at most; return the ranks that still run."""
+    end = time.monotonic() + seconds
+    while (running := [rank for rank in ranks if rank.running]) and time.monotonic() < end:
+        # Not without end: only then `_Rank.interrupt` ends this wait in a rank of another call.
+        running[0].wait(_POLL_SECONDS)
+    return running
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether an import is on the stack of a frame."""
+    while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _place(rank: _Rank[Any]) -> str:
+    """Return the file and line that a rank is in."""
+    frame = rank.frame
+    return "its end" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _first(ranks: Sequence[_Rank[Any]]) -> BaseException | None:
+    """Return the error that caused the others, with its rank in the text; None without errors."""
+    errors = [(rank.number, rank.error) for rank in ranks if rank.error is not None]
+    causes = [each for each in errors if not isinstance(each[1], CommError)]
+    if not errors:
+        return None
+    number, error = (causes or errors)[0]
+    annotate(error, f"on rank {number} of {len(ranks)}")
     return error

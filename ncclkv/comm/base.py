@@ -40,9 +40,14 @@ from ncclkv.comm.control import CallDigest, ObjectComm
 from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Root, Then, To, Work
 from ncclkv.errors import KVStoreError, NotSupported, UsageError
 from ncclkv.kernels.base import Kernels
+from ncclkv.tracebacks import public, trim
 
 if TYPE_CHECKING:
     from ncclkv.comm.diagnosis.mismatch import CallComparison
+
+
+_OWN = {"barrier", "split", "duplicate", "synchronize", "close"}
+"""Public methods that subclasses of `Communicator` define."""
 
 
 class Graph(ABC):
@@ -108,9 +113,13 @@ class Collective:
             each element once, in any order; a range to an owner is not empty.  The calls are made
             while this rank launches or waits for any collective.
         """
-        if callbacks.inside:
-            callbacks.refuse("a reduction")
-        work = self._start(apply)
+        try:
+            if callbacks.inside:
+                callbacks.refuse("a reduction")
+            work = self._start(apply)
+        except Exception as error:
+            trim(error)
+            raise
         work.label = self.label
         return work
 
@@ -167,6 +176,12 @@ class Communicator(ABC):
     lock: threading.RLock
     thread_multiple: bool = True
     not_on_gpus: str = ""
+
+    def __init_subclass__(cls) -> None:
+        """Make the methods `public` that each kind of communicator has of its own."""
+        super().__init_subclass__()
+        for name in _OWN & vars(cls).keys():
+            setattr(cls, name, public(getattr(cls, name)))
 
     def lend(self) -> AbstractContextManager[None]:
         """Let other threads launch and advance collectives in a ``with`` block.
@@ -232,12 +247,16 @@ class Communicator(ABC):
         UsageError, NotSupported
             When the arguments do not fit together.
         """
-        self._check_pair(send, receive, _length(send), 0)
-        self.check(op, send.dtype)
-        check_destination(to, send.size, self.size)
-        if isinstance(to, Owners):
-            return self._to_owners(send, receive[to.part(self.rank)], op, to)
-        return self._reduction(send, receive, op, to, sharded_update=sharded_update)
+        try:
+            self._check_pair(send, receive, _length(send), 0)
+            self.check(op, send.dtype)
+            check_destination(to, send.size, self.size)
+            if isinstance(to, Owners):
+                return self._to_owners(send, receive[to.part(self.rank)], op, to)
+            return self._reduction(send, receive, op, to, sharded_update=sharded_update)
+        except Exception as error:
+            trim(error)
+            raise
 
     @abstractmethod
     def _reduction(
@@ -259,12 +278,18 @@ class Communicator(ABC):
 
     def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         """Launch a reduction over all ranks into `receive` on every rank; see `reduction`."""
-        return self.reduction(send, receive, op).launch()
+        try:
+            return self.reduction(send, receive, op).launch()
+        except Exception as error:
+            trim(error)
+            raise
 
+    @public
     def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
         """Launch a reduction over all ranks into the root's `receive`; see `reduction`."""
         return self.reduction(send, receive, op, to=Root(root)).launch()
 
+    @public
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
         """Launch a copy of the root's `buffer` into every rank's."""
         if callbacks.inside:
@@ -278,6 +303,7 @@ class Communicator(ABC):
     def _broadcast(self, buffer: Buffer, root: int) -> Work:
         """Launch `broadcast`, whose arguments are checked."""
 
+    @public
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         """Launch a reduction over all ranks; rank r receives part r of `size` equal parts."""
         self._check_pair(send, receive, _length(send) // self.size, self.rank * _length(receive))
@@ -286,6 +312,7 @@ class Communicator(ABC):
         bounds = range(0, send.size + 1, receive.size) if receive.size else [0] * (self.size + 1)
         return self._to_owners(send, receive, op, Owners(bounds)).launch()
 
+    @public
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
         """Put every rank's `send` into `receive`, in rank order."""
         if callbacks.inside:
@@ -293,6 +320,7 @@ class Communicator(ABC):
         self._check_pair(send, receive, _length(send) * self.size, -self.rank * _length(send))
         return self._gather(send, receive, [send.size] * self.size, None)
 
+    @public
     def allgatherv(
         self, send: Buffer, receive: Buffer, counts: Sequence[int], then: Then | None = None
     ) -> Work:
@@ -327,6 +355,7 @@ class Communicator(ABC):
     ) -> Work:
         """Launch `allgatherv`, whose arguments are checked."""
 
+    @public
     def all_to_all(
         self, send: Sequence[Buffer], receive: Sequence[Buffer], then: Then | None = None
     ) -> Work:
@@ -392,6 +421,7 @@ class Communicator(ABC):
         """
         return None
 
+    @public
     def to_host(self, array: Buffer) -> Buffer:
         """Return a copy of an array in host memory, once the collectives are complete.
 
@@ -455,6 +485,7 @@ class Communicator(ABC):
         """
         return nullcontext()
 
+    @public
     def capture(self) -> AbstractContextManager[Graph]:
         """Record the launches of a ``with`` block as a graph, and execute none; collective.
 

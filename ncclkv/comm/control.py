@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from ncclkv.tracebacks import public
+
 
 class CallDigest:
     """Digest of all calls of a store, which must be the same on all ranks at each launch.
@@ -31,6 +33,12 @@ class ObjectComm(ABC):
     """
 
     rank: int
+
+    def __init_subclass__(cls) -> None:
+        """Make the exchanges `public` that each kind of communicator has of its own."""
+        super().__init_subclass__()
+        for name in {"allgather", "barrier"} & vars(cls).keys():
+            setattr(cls, name, public(getattr(cls, name)))
 
     @abstractmethod
     def allgather(self, item: Any, label: str = "") -> list[Any]:

@@ -8,11 +8,14 @@ updater key by key, before push returns.  `Updates` holds the rule in force.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from sys import _getframe
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.diagnosis.call_log import user_frame
 from ncclkv.comm.types import Apply, To
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.placement import Placement
@@ -21,6 +24,7 @@ from ncclkv.errors import UpdaterError, UsageError, annotate
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.bucket import Bucket, Range
 from ncclkv.table.registry import Key, KeySpec
+from ncclkv.tracebacks import mark_from_program
 
 if TYPE_CHECKING:
     from ncclkv.engine.norms import NormUpdates
@@ -204,6 +208,8 @@ class FunctionRule(Rule):
         This rank, for error texts.
     name : str
         Name of the updater, for error texts.
+    warns : bool
+        Whether this rank warns of a result, which is ignored; ranks with equal updates warn once.
     """
 
     can_skip = False
@@ -216,21 +222,42 @@ class FunctionRule(Rule):
         dispose: Callable[[], object],
         rank: int,
         name: str,
+        *,
+        warns: bool,
     ) -> None:
         self.source = source
         self._update = update
         self._dispose = dispose
         self._rank = rank
         self.name = name
+        self._warns = warns
 
     def run(self, slot: Slot) -> Exception | None:
         key, shape = slot.entry.key, slot.entry.spec.shape
+        stored = slot.weight.reshape(shape)
         try:
-            self._update(key, slot.gradient.reshape(shape), slot.weight.reshape(shape))
+            result = self._update(key, slot.gradient.reshape(shape), stored)
+            # An in-place operation of NumPy, as a lambda has it, returns the array itself.
+            if result is not None and result is not stored and self._warns:
+                self._warn(key, result)
         except Exception as error:
             annotate(error, f"in the updater, at key {key!r} on rank {self._rank}")
+            mark_from_program(error)
             return error
         return None
+
+    def _warn(self, key: Key, result: object) -> None:
+        """Warn of a result of the updater, at the program's call of the verb."""
+        self._warns = False
+        user = user_frame(_getframe())
+        warnings.warn_explicit(
+            f"the updater {self.name} returned a value of type {type(result).__name__} for key "
+            f"{key!r}, which is ignored: an updater changes the stored value in place, as by "
+            f"stored[...] = ..., and returns None",
+            UserWarning,
+            user.f_code.co_filename,
+            user.f_lineno,
+        )
 
     def captured(self, states: Sequence[BucketState], kernels: Kernels) -> None:
         raise UsageError(
@@ -244,6 +271,7 @@ class FunctionRule(Rule):
             dispose()
         except Exception as error:
             annotate(error, f"in dispose() of the updater {self.name} on rank {self._rank}")
+            mark_from_program(error)
             return error
         return None
 

@@ -21,6 +21,7 @@ from ncclkv.optimizer.numbers import (
     not_negative,
 )
 from ncclkv.optimizer.schedule import Schedule, checked_schedule, describe, with_base_lr
+from ncclkv.tracebacks import public, trim
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -217,6 +218,7 @@ assign another schedule, or None, to lr_scheduler first
             schedule = with_base_lr(schedule, self._rate)
         self.lr_scheduler = schedule
 
+    @public
     def __setattr__(self, name: str, value: Any) -> None:
         """Assign a checked value, and count the assignment for `version`."""
         known = OTHER_NAMES.get(name)
@@ -265,7 +267,11 @@ assign another schedule, or None, to lr_scheduler first
 
         An assignment takes effect at the next push.  All ranks must assign equal numbers.
         """
-        return self.rate_at(self.num_update)
+        try:
+            return self.rate_at(self.num_update)
+        except Exception as error:
+            trim(error)
+            raise
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
@@ -284,10 +290,14 @@ assign another schedule, or None, to lr_scheduler first
         UsageError
             When the schedule returns no finite number of at least 0.
         """
-        if self.lr_scheduler is None:
-            return self._rate
-        what = f"lr_scheduler(num_update={num_update})"
-        return finite(what, self.lr_scheduler(num_update), least=0.0)
+        try:
+            if self.lr_scheduler is None:
+                return self._rate
+            what = f"lr_scheduler(num_update={num_update})"
+            return finite(what, self.lr_scheduler(num_update), least=0.0)
+        except Exception as error:
+            trim(error)
+            raise
 
     def rates_at(self, num_update: int) -> tuple[float, float]:
         """Return the learning rates of an update, and of the update before if it has an effect."""
@@ -306,6 +316,7 @@ assign another schedule, or None, to lr_scheduler first
         changes = found["lr_mult"].version, found["wd_mult"].version, found["idx2name"].version
         return self._assignments, *changes
 
+    @public
     def set_learning_rate(self, learning_rate: float) -> None:
         """Assign to `learning_rate`.
 
@@ -316,6 +327,7 @@ assign another schedule, or None, to lr_scheduler first
         """
         self.learning_rate = learning_rate
 
+    @public
     def set_lr_mult(self, factors: Mapping[Key, float]) -> None:
         """Replace the factors of the learning rate by key.
 
@@ -326,6 +338,7 @@ assign another schedule, or None, to lr_scheduler first
         """
         self.lr_mult = cast("dict[Key, float]", factors)
 
+    @public
     def set_wd_mult(self, factors: Mapping[Key, float]) -> None:
         """Replace the factors of the weight decay by key.
 

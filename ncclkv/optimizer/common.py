@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypedDict
 
-from ncclkv.arguments import P, Result, known_arguments
+from ncclkv.arguments import known_arguments
 from ncclkv.optimizer.schedule import Schedule
+from ncclkv.tracebacks import P, Result
 
 
 class Settings(TypedDict, total=False):

@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 from ncclkv.arguments import check_known
 from ncclkv.errors import UsageError
 from ncclkv.optimizer.base import Optimizer
+from ncclkv.tracebacks import public
 
 _BY_NAME: dict[str, type[Optimizer]] = {}
 
 OptimizerClass = TypeVar("OptimizerClass", bound=type[Optimizer])
 
 
+@public
 def register(optimizer: OptimizerClass) -> OptimizerClass:
     """Register a class for `create`, under its name in lower case; a decorator.
 
@@ -56,7 +58,7 @@ def register(optimizer: OptimizerClass) -> OptimizerClass:
         warnings.warn(
             f"optimizer {name!r} is now {_path(optimizer)}, and was {_path(before)}; rename the "
             f"class to keep both",
-            stacklevel=2,
+            stacklevel=3,
         )
     optimizer.name = name
     _BY_NAME[name] = optimizer
@@ -68,6 +70,7 @@ def _path(optimizer: type[Optimizer]) -> str:
     return f"{optimizer.__module__}.{optimizer.__qualname__}"
 
 
+@public
 def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
     """Make an optimizer from its name.
 

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from ncclkv.arguments import check_count, check_known, check_length
 from ncclkv.errors import UsageError
 from ncclkv.optimizer.numbers import finite
+from ncclkv.tracebacks import public_init
 
 Schedule: TypeAlias = Callable[[int], float]
 
@@ -85,6 +86,7 @@ class LRScheduler(ABC):
             object.__setattr__(self, name, value)
 
 
+@public_init
 @dataclass(frozen=True)
 class FactorScheduler(LRScheduler):
     """Multiplies the learning rate by a factor after every `step` updates.
@@ -142,6 +144,7 @@ class FactorScheduler(LRScheduler):
         return rate
 
 
+@public_init
 @dataclass(frozen=True)
 class MultiFactorScheduler(LRScheduler):
     """Multiplies the learning rate by a factor after each of some updates.
@@ -192,6 +195,7 @@ class MultiFactorScheduler(LRScheduler):
         return rate
 
 
+@public_init
 @dataclass(frozen=True)
 class PolyScheduler(LRScheduler):
     """Lets the learning rate fall to `final_lr` as a power of the updates left.
@@ -247,6 +251,7 @@ class PolyScheduler(LRScheduler):
         return self.final_lr + (self.base_lr - self.final_lr) * math.pow(left, self.pwr)
 
 
+@public_init
 @dataclass(frozen=True)
 class CosineScheduler(LRScheduler):
     """Lets the learning rate fall to `final_lr` along half a period of the cosine.

@@ -13,6 +13,7 @@ from ncclkv.kernels.base import Array, Measured, Segments
 from ncclkv.kernels.host import HostKernels
 from ncclkv.kernels.programs import PROGRAMS
 from ncclkv.optimizer.base import MASTER, Optimizer
+from ncclkv.tracebacks import public
 from ncclkv.typing import ArrayLike, Key
 
 
@@ -48,6 +49,7 @@ class Updater:
         self._states: dict[Key, dict[str, Array]] = {}
         self._counts: dict[Key, int] = {}
 
+    @public
     def __call__(self, key: Key, grad: ArrayLike, weight: ArrayLike) -> None:
         """Update `weight` in place by a gradient of its shape and dtype.
 
@@ -75,6 +77,7 @@ class Updater:
             )
         self.update_all([key], [grad], [weight])
 
+    @public
     def update_all(
         self, keys: Sequence[Key], grads: Sequence[ArrayLike], weights: Sequence[ArrayLike]
     ) -> None:
@@ -176,6 +179,7 @@ class Updater:
                 found[f"state.{index}.{name}"] = state
         return found
 
+    @public
     def load_state_dict(self, state: Mapping[Any, Any]) -> None:
         """Replace all states and counts by the result of another updater's `state_dict`.
 
@@ -210,6 +214,7 @@ class Updater:
         self.optimizer.count_updates(number)
 
 
+@public
 def get_updater(optimizer: Optimizer) -> Updater:
     """Return a function that updates arrays by an optimizer; MXNet's name.
 

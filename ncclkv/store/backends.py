@@ -86,12 +86,14 @@ def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
     """Return all ranks over NCCL if possible; else in host memory, with a line in the log."""
+    ranks = _hosts(name, comm, timeout)
+    if threads.are_ranks_of(ranks):
+        return ranks
     # Only here and below: stores in host memory start sooner without the modules of NCCL.
     from ncclkv.comm.nccl import launch as gpus
     from ncclkv.comm.nccl.communicator import NcclCommunicator
     from ncclkv.comm.nccl.discovery import launch_problem
 
-    ranks = _hosts(name, comm, timeout)
     if isinstance(ranks, NcclCommunicator):
         return ranks
     with freed_without_store(ranks):
@@ -119,6 +121,11 @@ def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
         return ranks
     try:
         with freed_without_store(ranks):
+            if threads.are_ranks_of(ranks):
+                raise LaunchError(
+                    f"the ranks of run_ranks are threads in host memory, and NCCL needs a process "
+                    f"for each rank: mpirun -n {ranks.size} python SCRIPT"
+                )
             return gpus.launch(ranks)
     except LaunchError as error:
         raise LaunchError(

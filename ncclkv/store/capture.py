@@ -10,6 +10,7 @@ from ncclkv.errors import NotSupported, UsageError
 from ncclkv.store.agreement import agree, propose
 from ncclkv.store.context import Component, Context
 from ncclkv.store.session import IN_CAPTURE
+from ncclkv.tracebacks import public
 
 
 class CapturedStep:
@@ -27,6 +28,7 @@ class CapturedStep:
         what = "no graph" if graph is None else f"collectives={len(graph.calls)}"
         return f"<ncclkv captured step: {what}>"
 
+    @public
     def replay(self) -> None:
         """Replay the calls of the block in one call, with the arrays' present content; collective.
 

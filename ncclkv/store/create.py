@@ -49,11 +49,13 @@ def create(
     dist_device_async
     ===========================================  =================================================
 
+    Inside ``run_ranks`` the ranks of ``dist`` and ``dist_sync`` are its threads.
+
     Parameters
     ----------
     name : str
     comm : mpi4py.MPI.Intracomm or Communicator, optional
-        The ranks of a ``dist`` store; by default all of the job.  The store communicates on a
+        The ranks of a ``dist`` store; by default all.  The store communicates on a
         duplicate of it.
     update_on : {"every_rank", "root", "sharded"}
         Where updaters run: on every rank with the same sum, or on one rank whose values are
@@ -68,7 +70,7 @@ def create(
         25 MiB.  ``explain_plan()`` and ``repr`` show the choice.
     timeout : float, optional
         Seconds that a wait for other ranks may take.  By default those of `comm`, when that is a
-        Communicator, and of ``run_ranks`` for ``threads``; else ``NCCLKV_TIMEOUT``, or 300.
+        Communicator, and of ``run_ranks`` inside it; else ``NCCLKV_TIMEOUT``, or 300.
     missing : {"error", "zeros"}
         The treatment of a key that not all ranks have pushed: `OrderMismatch`, or zeros from the
         ranks that have not pushed it.  In place of zeros, a key of op max, min or prod gets the

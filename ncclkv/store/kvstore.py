@@ -23,6 +23,7 @@ from ncclkv.store.transfers import Transfers
 from ncclkv.store.updaters import Updaters
 from ncclkv.store.waiting import Waiting
 from ncclkv.table.registry import Key, KeySpec
+from ncclkv.tracebacks import PublicBlock, public_methods, trim
 from ncclkv.typing import (
     Array,
     ArrayLike,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="KVStore")
 
 
+# These have the except clause of a public method themselves: a call more would slow them down.
+@public_methods("push", "pull", "pushpull", "wait", "value", "grad_view", "allreduce")
 class KVStore(KVStoreBase):
     """Values by key, the same on all ranks; made by `ncclkv.create`.
 
@@ -178,7 +181,11 @@ are ints, such as 3; use one kind
         value waits for a flush that has begun.  With ``update_on="root"`` or ``"sharded"`` a rank
         sees what other ranks have updated as of its last pull, wait or barrier.
         """
-        return self._registration.view_value(key)
+        try:
+            return self._registration.view_value(key)
+        except Exception as error:
+            trim(error)
+            raise
 
     def grad_view(self, key: KeyLike) -> Array:
         """Return a key's gradient in its bucket, from which a push copies nothing; local.
@@ -211,7 +218,11 @@ are ints, such as 3; use one kind
         ...     kv.pull("w")
         array([2., 2., 2.])
         """
-        return self._transfers.lend_gradient(key)
+        try:
+            return self._transfers.lend_gradient(key)
+        except Exception as error:
+            trim(error)
+            raise
 
     def keys(self) -> list[Key]:
         """Return all keys, in the order of their initialisation; local."""
@@ -313,7 +324,11 @@ are ints, such as 3; use one kind
         2.5
         >>> kv.close()
         """
-        self._transfers.push_arrays(key, value, priority)
+        try:
+            self._transfers.push_arrays(key, value, priority)
+        except Exception as error:
+            trim(error)
+            raise
 
     @overload
     def pull(
@@ -395,7 +410,11 @@ are ints, such as 3; use one kind
         [[1 1]
          [1 1]]
         """
-        return self._transfers.pull_arrays(key, out, priority, local=local)
+        try:
+            return self._transfers.pull_arrays(key, out, priority, local=local)
+        except Exception as error:
+            trim(error)
+            raise
 
     def pushpull(
         self,
@@ -417,7 +436,11 @@ are ints, such as 3; use one kind
         -----
         pushpull raises an updater's exception after the pull.
         """
-        self._transfers.push_and_pull(key, value, out, priority)
+        try:
+            self._transfers.push_and_pull(key, value, out, priority)
+        except Exception as error:
+            trim(error)
+            raise
 
     def group(self) -> AbstractContextManager[None]:
         """Combine the pushes of a ``with`` block into one push, and its pulls into one; collective.
@@ -442,7 +465,7 @@ are ints, such as 3; use one kind
         ...     print(weights)
         {1: array([1., 1.]), 2: array([2., 2.])}
         """
-        return self._transfers.group_calls()
+        return PublicBlock(self._transfers.group_calls())
 
     def overlap(
         self,
@@ -507,7 +530,7 @@ are ints, such as 3; use one kind
         ...     kv.pull(["w", "b"])
         [array([3., 3.]), array([1.])]
         """
-        return self._overlaps.overlap_block(keys, missing)
+        return PublicBlock(self._overlaps.overlap_block(keys, missing))
 
     # Arrays without keys
 
@@ -587,7 +610,11 @@ are ints, such as 3; use one kind
         >>> ncclkv.testing.run_ranks(2, work)
         [(1.5, array([3, 3])), (1.5, array([3, 3]))]
         """
-        return self._one_off.reduce_over_ranks(x, op, out)
+        try:
+            return self._one_off.reduce_over_ranks(x, op, out)
+        except Exception as error:
+            trim(error)
+            raise
 
     @overload
     def allgather(self, x: ValueLike, *, out: None = None) -> Array: ...
@@ -719,7 +746,11 @@ are ints, such as 3; use one kind
         ----------
         key : int or str, or list of them, optional
         """
-        self._waiting.wait_for(key)
+        try:
+            self._waiting.wait_for(key)
+        except Exception as error:
+            trim(error)
+            raise
 
     def barrier(self) -> None:
         """Flush all pushes, and wait until every rank has arrived; collective."""
@@ -757,7 +788,7 @@ are ints, such as 3; use one kind
         >>> ncclkv.testing.run_ranks(2, work)
         [array([4., 4.]), array([4., 4.])]
         """
-        return self._waiting.uneven_block()
+        return PublicBlock(self._waiting.uneven_block())
 
     def capture(self) -> AbstractContextManager[CapturedStep]:
         """Capture the pushes and pulls of a ``with`` block as a CUDA graph; collective.
@@ -801,7 +832,7 @@ are ints, such as 3; use one kind
                 compute(batch, weights, gradients)         # on CuPy's current stream
                 step.replay()
         """
-        return self._captures.capture_block()
+        return PublicBlock(self._captures.capture_block())
 
     # Updates
 
@@ -811,7 +842,8 @@ are ints, such as 3; use one kind
         Parameters
         ----------
         updater : callable, or object with ``update`` and perhaps ``dispose``
-            ``updater(key, input, stored)`` changes `stored` in place; its result is ignored.
+            ``updater(key, input, stored)`` changes `stored` in place, as by ``stored[...] =``, and
+            returns None; another result is ignored, with a warning.
 
         Raises
         ------

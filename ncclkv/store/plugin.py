@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ncclkv.arguments import check_known
 from ncclkv.errors import NotSupported, UsageError
+from ncclkv.tracebacks import public
 
 Registered = TypeVar("Registered", bound=type)
 
@@ -39,6 +40,7 @@ class KVStoreBase:
     kv_registry: ClassVar[dict[str, type]] = {}
 
     @staticmethod
+    @public
     def register(cls: Registered) -> Registered:
         """Let ``create`` find a class by its name in lower case; usable as a decorator.
 
@@ -73,7 +75,7 @@ class KVStoreBase:
             warnings.warn(
                 f"new store {cls.__module__}.{cls.__qualname__} replaces "
                 f"{old.__module__}.{old.__qualname__} under the name {name!r}",
-                stacklevel=2,
+                stacklevel=3,
             )
         KVStoreBase.kv_registry[name] = cls
         return cls

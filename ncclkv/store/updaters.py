@@ -131,6 +131,7 @@ class Updaters(Component):
             _guarded(self._session, dispose) if callable(dispose) else lambda: None,
             self._comm.rank,
             getattr(updater, "__name__", type(updater).__name__),
+            warns=self._comm.rank == 0 or not self._engine.placement.replicated,
         )
 
 

@@ -54,7 +54,7 @@ def install() -> None:
             _end_child()
             return
         plain = chained is sys.__excepthook__
-        _show(error, None if plain else lambda: chained(kind, error, error.__traceback__))
+        _show(error, None if plain else lambda: chained(kind, error, trace))
         end_job()
 
     def thread_excepthook(args: threading.ExceptHookArgs) -> None:
@@ -203,7 +203,6 @@ def _show(error: BaseException, chained: Callable[[], object] | None, where: str
         again = isinstance(error, KVStoreError) and reason not in text.splitlines()[-1]
         announce(reason, f"{text}{announcement(reason)}\n" if again else text)
     else:
-        tracebacks.trim(error)
         announce(reason)
         chained()
 

@@ -11,6 +11,7 @@ from ncclkv.errors import UsageError
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.sums import init_sums, settle
 from ncclkv.torch.views import as_tensor
+from ncclkv.tracebacks import public
 
 _SCRATCH_BYTES = 1 << 22
 """Most bytes that travel in one collective of tensors that have no key of their own."""
@@ -80,6 +81,7 @@ class Buffers:
                 )
         return found
 
+    @public
     def follow(self, *, uneven: bool) -> None:
         """Give all ranks the values of the lowest rank: rank 0, unless `uneven`.
 

@@ -21,6 +21,7 @@ from ncclkv.torch.checks import checked, store_of
 from ncclkv.torch.devices import device_of
 from ncclkv.torch.gradients import Gradients
 from ncclkv.torch.parameters import ignored_names
+from ncclkv.tracebacks import public, public_block
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # every torch brings it
@@ -234,6 +235,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     @_SignedForward
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Pass the arguments to the wrapped module, and return its result."""
+        # Without the `except` of public functions, because torch.compile skips a function with it.
         with self._device.calls():
             if self._following is not None and self._followed != self._gradients.reductions:
                 self._following.follow(uneven=self._is_uneven)
@@ -271,7 +273,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         finally:
             self._reduces = before
 
-    @contextmanager
+    @public_block
     def join(
         self,
         divide_by_initial_world_size: bool = True,
@@ -348,6 +350,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
             follow_once(kv, [*parameters, *buffers], source=int(made.argmax()))
         self._followed = gradients.reductions  # also of ranks without a pass
 
+    @public
     def close(self) -> None:
         """Close the store; collective.  Later passes of the wrapped module are its own alone."""
         self._gradients.close()
@@ -359,6 +362,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         """Return the state of the wrapped module, as its own ``state_dict``."""
         return self.module.state_dict(*arguments, **named)
 
+    @public
     def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:
         """Load the state of the wrapped module, the same on all ranks; ``assign`` is refused.
 
@@ -477,6 +481,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     def __repr__(self) -> str:
         return f"DataParallel({self.module!r})"
 
+    @public
     def __getstate__(self) -> NoReturn:
         """Refuse to pickle or copy the wrapper."""
         raise UsageError(
@@ -484,6 +489,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
             "process; save or copy model.module, or its state_dict()"
         )
 
+    @public
     def _apply(self, convert: Callable[..., Any], recurse: bool = True) -> DataParallel:
         """Convert the wrapped module, as ``to`` does; refuse another dtype or device."""
         ignored = ignored_names(self.module)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from operator import attrgetter
 from typing import Any
@@ -18,10 +18,12 @@ from ncclkv.store.kvstore import KVStore
 from ncclkv.store.sums import InPlace, by_bucket, init_sums, settle
 from ncclkv.torch.buffers import follow_once
 from ncclkv.torch.devices import Device
+from ncclkv.torch.hooks import accumulation_of, counting_hook, remove
 from ncclkv.torch.parameters import Parameters
 from ncclkv.torch.passes import Pass
 from ncclkv.torch.slots import Slot, Slots
 from ncclkv.torch.views import as_tensor
+from ncclkv.tracebacks import public
 
 COUNTS = "ncclkv.torch: numbers of ranks"
 """Begin of the keys of the numbers of ranks that have used each parameter since the last reduction.
@@ -59,57 +61,6 @@ def check_unwrapped(parameters: Mapping[str, torch.nn.Parameter]) -> None:
             f"DataParallel: another DataParallel reduces the gradient of parameter {name!r} "
             f"already; call its close() first, or wrap both modules as one"
         )
-
-
-def _accumulation_of(parameter: torch.nn.Parameter) -> torch.autograd.graph.Node:
-    """Return the node of autograd's that accumulates the gradient of a parameter.
-
-    Its hooks run after all hooks of the parameter.  A program may register such a hook later, and
-    that would write into a bucket that is being reduced.
-    """
-    with torch.enable_grad():
-        return parameter.view_as(parameter).grad_fn.next_functions[0][0]
-
-
-def _hook(
-    gradients: ref[Gradients], present: Pass, bucket: Slots, name: str
-) -> Callable[..., None]:
-    """Return the hook of a parameter, which counts its gradient.
-
-    torch's graphs keep hooks where Python's garbage collector does not look.  A hook that kept the
-    store would keep it as long as the program keeps a loss, or the module.  A pass calls all hooks,
-    so a hook is one function, which calls others only at the ends of passes and buckets.
-    """
-    left, undefined = bucket.left, bucket.undefined
-
-    def count(_: object, outputs: Sequence[torch.Tensor | None]) -> None:
-        if present.ending() is None:
-            owner = gradients()
-            if owner is None:
-                return
-            owner.begin()
-        if outputs[0] is None:
-            undefined.add(name)
-        if name in left:
-            left.remove(name)
-        elif present.reduces:
-            raise UsageError(
-                f"backward gave two gradients to parameter {name!r}, one after another, as for a "
-                f"checkpointed part that is used twice; give checkpoint() use_reentrant=False"
-            )
-        if not left and present.reduces:
-            owner = gradients()
-            if owner is not None:
-                owner.on_full_bucket(name)
-
-    return count
-
-
-def _remove(hooks: dict[str, torch.utils.hooks.RemovableHandle]) -> None:
-    """Remove hooks from the graph."""
-    for hook in hooks.values():
-        hook.remove()
-    hooks.clear()
 
 
 class Gradients:
@@ -170,7 +121,7 @@ class Gradients:
         self._nodes: dict[str, torch.autograd.graph.Node] = {}  # torch frees nodes without a holder
         self._hooks: dict[str, torch.utils.hooks.RemovableHandle] = {}
         # Not by a method of this object, which a finalizer would keep.
-        self._remove_hooks = finalize(self, _remove, self._hooks)
+        self._remove_hooks = finalize(self, remove, self._hooks)
         self._remove_hooks.atexit = False
         self._block: AbstractContextManager[None] | None = None
         self._skipped = kv.skipped
@@ -180,6 +131,7 @@ class Gradients:
         # After the first parameters: buckets are launched in order, and this is pushed last.
         self._make_counts()
 
+    @public
     def prepare(self, *, reduces: bool) -> None:
         """Follow changes of the module on all ranks; drop what an exception has left.
 
@@ -243,10 +195,10 @@ class Gradients:
             for group in by_bucket(kv, names)
         ]
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.by_key}
-        _remove(self._hooks)
-        self._nodes = {name: _accumulation_of(parameters[name]) for name in names}
+        remove(self._hooks)
+        self._nodes = {name: accumulation_of(parameters[name]) for name in names}
         for name, bucket in self._bucket_of.items():
-            hook = _hook(ref(self), self._pass, bucket, name)
+            hook = counting_hook(ref(self), self._pass, bucket, name)
             self._hooks[name] = self._nodes[name].register_hook(hook)
         self._flags = flags
 
@@ -330,6 +282,7 @@ class Gradients:
         bucket.sums.push()
         bucket.pushed = True
 
+    @public
     def _end(self) -> None:
         """End the block, and give back the gradients."""
         if not self._pass.reduces:
@@ -406,7 +359,7 @@ class Gradients:
         lost = [
             name
             for name in missing
-            if name in nodes and _accumulation_of(parameters[name]) is not nodes[name]
+            if name in nodes and accumulation_of(parameters[name]) is not nodes[name]
         ]
         if lost:
             self._flags = None  # the next forward pass registers the hooks

@@ -14,6 +14,7 @@ from torch.autograd import Variable
 
 from ncclkv.comm.diagnosis.call_log import call_site
 from ncclkv.errors import UsageError
+from ncclkv.tracebacks import public
 
 _REENTRANT = "give checkpoint() use_reentrant=False"
 
@@ -37,6 +38,7 @@ class _Hook:
     def __init__(self, reducer: ref[Reducer]) -> None:
         self._reducer = reducer
 
+    @public
     def __call__(self, *_: object) -> None:
         """Announce the pass, unless the wrapper was dropped."""
         reducer = self._reducer()

@@ -17,11 +17,13 @@ from ncclkv.store.backends import ALONE
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import KVStoreBase
+from ncclkv.tracebacks import public, public_methods
 from ncclkv.trainer.copies import Copies
 from ncclkv.trainer.local_updates import LocalUpdates
 from ncclkv.trainer.parameters import Parameters
 
 
+@public_methods()
 class Trainer:
     """Sums gradients over all ranks and updates parameters in place; names are Gluon's.
 
@@ -272,11 +274,13 @@ class Trainer:
     # Numbers and states
 
     @property
+    @public
     def learning_rate(self) -> float:
         """The optimizer's present learning rate."""
         return self.optimizer.learning_rate
 
     @learning_rate.setter
+    @public
     def learning_rate(self, lr: object) -> NoReturn:
         raise ReadOnlyAttribute(
             f"learning_rate of a Trainer cannot be assigned; call set_learning_rate({lr!r})"

@@ -11,11 +11,17 @@ import numpy as np
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
+def first_program() -> str:
+    """Return the program's text."""
+    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    return str(program)
+
+
 def run_first_program() -> list[tuple[Any, ...]]:
     """Run the program on this rank; return the arguments of its prints."""
-    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     printed: list[tuple[Any, ...]] = []
-    exec(compile(program, str(README), "exec"), {"print": lambda *words: printed.append(words)})
+    program = compile(first_program(), str(README), "exec")
+    exec(program, {"print": lambda *words: printed.append(words)})
     return printed
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from tests.conformance.expect import full, pulled, same, total
@@ -102,12 +104,34 @@ def pushes_before_the_updater_replace(create: Stores) -> None:
 
 
 @case()
-def a_returned_array_is_ignored(create: Stores) -> None:
+def a_returned_array_is_ignored_with_one_warning(create: Stores) -> None:
     kv = create()
     kv.init(3, full(2))
-    kv.set_updater(lambda key, grad, stored: stored + grad)
+
+    def add(key: int, grad: NDArray[Any], stored: NDArray[Any]) -> NDArray[Any]:
+        return stored + grad
+
+    kv.set_updater(add)
+    # Ranks that are threads share the warnings: one rank alone may record them.
+    warns = create.updates_here(kv, 3) and (kv.rank == 0 or kv.update_on != "every rank")
+    with pytest.warns(UserWarning, match="updater add") if warns else nullcontext() as caught:
+        kv.push(3, full(1))
     kv.push(3, full(1))
     same(pulled(kv, 3), 2)
+    if caught is not None:
+        (warning,) = caught
+        for word in ("updater add", "a value of type", "key 3", "ignored", "stored[...] = ..."):
+            assert word in str(warning.message)
+        assert warning.filename == __file__
+
+
+@case()
+def an_array_that_is_changed_and_returned_needs_no_warning(create: Stores) -> None:
+    kv = create()
+    kv.init(3, full(2))
+    kv.set_updater(lambda key, grad, stored: np.add(stored, grad, out=stored))
+    kv.push(3, full(1))
+    same(pulled(kv, 3), 2 + kv.num_workers)
 
 
 @case()

@@ -1,4 +1,4 @@
-"""`run_ranks`: its results, its refusals, and the choice of the error that it raises."""
+"""`run_ranks`: its ranks, results and refusals, and the choice of the error that it raises."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.errors import CommTimeout, UsageError
+from ncclkv.errors import CommTimeout, LaunchError, SpecMismatch, UsageError
 from ncclkv.testing import run_ranks
 from tests.conformance.expect import check_words
+from tests.conformance.readme import check_first_program
 
 
 def number() -> int:
@@ -95,9 +97,71 @@ def test_sys_exit_of_a_rank_is_raised_too(error: type[BaseException]) -> None:
     check_words(caught.value, "now", "on rank 1 of 2")
 
 
-def test_threads_are_ranks_only_while_they_run() -> None:
+@pytest.mark.parametrize("name", ["threads", "dist", "dist_sync"])
+def test_threads_are_ranks_only_while_they_run(name: str) -> None:
     def body() -> int:
-        return int(ncclkv.create("threads").num_workers)
+        return int(ncclkv.create(name).num_workers)
 
     assert run_ranks(3, body) == [3, 3, 3]
-    assert ncclkv.create("threads").num_workers == 1
+    assert ncclkv.create(name).num_workers == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_first_program_of_the_readme_runs_unchanged(size: int) -> None:
+    run_ranks(size, lambda: check_first_program(number(), size))
+
+
+@pytest.mark.parametrize("name", ["threads", "dist", "dist_sync", "Dist"])
+def test_names_of_all_ranks_mean_the_threads(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    def body() -> tuple[str, int, str]:
+        with ncclkv.create(name) as kv:
+            assert kv.num_workers == 3
+            return kv.type, kv.rank, repr(kv)
+
+    for rank, (type_, found, text) in enumerate(run_ranks(3, body)):
+        assert (type_, found) == (name.lower(), rank)
+        assert f"rank {rank} of 3 over threads" in text
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("name", ["local", "device"])
+def test_stores_of_one_process_stay_alone(name: str) -> None:
+    def body() -> int:
+        with ncclkv.create(name) as kv:
+            return kv.num_workers
+
+    assert run_ranks(2, body) == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["nccl", "dist_device_sync"])
+def test_stores_over_nccl_need_processes(name: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        run_ranks(2, ncclkv.create, name)
+    check_words(
+        caught.value, name, "threads", "mpirun -n 2 python SCRIPT", "create('dist_sync')", "rank 0"
+    )
+
+
+def test_different_names_of_the_same_ranks_are_found() -> None:
+    with pytest.raises(SpecMismatch) as caught:
+        run_ranks(2, lambda: ncclkv.create("dist" if number() else "threads"))
+    check_words(caught.value, "name=threads", "name=dist")
+
+
+@pytest.mark.parametrize("name", ["dist", "dist_sync"])
+def test_a_part_of_the_threads_by_the_program_of_a_job(name: str) -> None:
+    def body() -> tuple[int, float]:
+        world = ncclkv.comm.world()
+        assert (world.size, world.timeout) == (4, 30.0)
+        part = world.split(world.rank % 2)
+        with ncclkv.create(name, comm=part) as kv:
+            kv.init(0, np.zeros(()))
+            kv.push(0, float(world.rank))
+            return kv.num_workers, float(kv.pull(0))
+
+    assert run_ranks(4, body, timeout=30.0) == [(2, 2.0), (2, 4.0), (2, 2.0), (2, 4.0)]
+
+
+def test_a_wrong_timeout_of_the_threads_is_refused() -> None:
+    with pytest.raises(UsageError, match="timeout=-1"):
+        run_ranks(1, ncclkv.comm.world, -1)

@@ -39,6 +39,7 @@ from ncclkv.comm.two_step import wire_bytes
 from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Then, To, Work
 from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
+from ncclkv.tracebacks import trim
 
 
 class HostObjectComm(ObjectComm):
@@ -141,10 +142,16 @@ class HostCommunicator(Communicator):
         to: To = EVERYONE,
         sharded_update: bool = False,
     ) -> Collective:
-        found = self._reductions.find(
-            send, receive, op, to, sharded=sharded_update, ordered=self.reproducible
-        )
-        return found or super().reduction(send, receive, op, to=to, sharded_update=sharded_update)
+        try:
+            found = self._reductions.find(
+                send, receive, op, to, sharded=sharded_update, ordered=self.reproducible
+            )
+            return found or super().reduction(
+                send, receive, op, to=to, sharded_update=sharded_update
+            )
+        except Exception as error:
+            trim(error)
+            raise
 
     def _reduction(
         self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool

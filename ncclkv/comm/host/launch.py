@@ -12,7 +12,7 @@ from ncclkv.comm import callbacks
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import crossing
 from ncclkv.comm.diagnosis.call_log import call_site
-from ncclkv.comm.host import child, finalize
+from ncclkv.comm.host import child, finalize, threads
 from ncclkv.comm.host.alone import check_library, check_size
 from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.comm.host.groups import ranks_name
@@ -21,6 +21,7 @@ from ncclkv.comm.host.outside_wait import poll_outside
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommTimeout, KVStoreError, LaunchError, UsageError
 from ncclkv.system import watchdog
+from ncclkv.tracebacks import public
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,15 +34,18 @@ _starts_here = False
 _pending_copies: list[tuple[MPI.Intracomm, MPI.Request]] = []
 
 
+@public
 def world(timeout: float | None = None) -> Communicator:
     """Make a communicator of all ranks of the job, in host memory; collective over them.
 
-    A process that no launcher started together with others needs no MPI.
+    A process that no launcher started together with others needs no MPI.  Inside
+    `ncclkv.testing.run_ranks` the ranks are its threads.
 
     Parameters
     ----------
     timeout : float, optional
-        Seconds that a wait for other ranks may take; by default ``NCCLKV_TIMEOUT``, or 300.
+        Seconds that a wait for other ranks may take; by default ``NCCLKV_TIMEOUT``, or 300, and
+        inside ``run_ranks`` the timeout of ``run_ranks``.
 
     Raises
     ------
@@ -61,6 +65,8 @@ def world(timeout: float | None = None) -> Communicator:
     True
     """
     callbacks.refuse("world")
+    if threads.is_rank():
+        return threads.world(None if timeout is None else env.timeout(timeout))
     timeout = env.timeout(timeout)
     started = env.launched_size()
     alone = started == 1 if started is not None else not env.launched_without_size()

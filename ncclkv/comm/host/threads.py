@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from ncclkv import env
-from ncclkv.comm.base import Communicator
+from ncclkv.comm.base import Communicator, left
 from ncclkv.comm.buffers import allocate
 from ncclkv.comm.host.communicator import HostCommunicator
+from ncclkv.comm.messages.progress import progress_engines
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.transport import Request, Transport, WrongLength
 from ncclkv.comm.types import Buffer
+from ncclkv.errors import CommAborted, RankLost
 from ncclkv.system.memory import memory_left
 
 # Up to here the sender copies its data, and does not wait for the receiver.
@@ -28,6 +30,9 @@ _PAUSE_SECONDS = 0.005
 
 _Address = tuple[int, int, int]
 """Sender, receiver and tag of messages."""
+
+_LeftRanks = Callable[[], dict[int, str]]
+"""Function that returns what `Transport.left_ranks` does."""
 
 
 class _Changes:
@@ -92,16 +97,29 @@ class ThreadGroup:
         for changes in self.changes.values():
             changes.add()
 
-    def allgather(self, number: int, rank: int, size: int, item: Any) -> dict[int, Any]:
-        """Return the item that each rank gave to the `number`-th exchange."""
+    def allgather(
+        self, number: int, rank: int, size: int, item: Any, left_ranks: _LeftRanks
+    ) -> dict[int, Any]:
+        """Return the item that each rank gave to the `number`-th exchange.
+
+        Raises
+        ------
+        RankLost
+            When one of `left_ranks` has given none.
+        """
         with self.lock:
             items = self._exchanges.setdefault(number, {})
             items[rank] = item
             # Needs no deadline: all ranks have just completed an exchange of messages.
-            if len(items) < size:
-                self.changes[rank].happened.wait_for(lambda: len(items) == size)
-            else:
-                self.announce()
+            while len(items) < size:
+                for lost, reason in left_ranks().items():
+                    if lost not in items:
+                        raise RankLost(
+                            f"rank {rank} of {size}: rank {lost} left while an exchange of threads "
+                            f"waited for it; farewell: {reason}"
+                        )
+                self.changes[rank].happened.wait(_PAUSE_SECONDS)
+            self.announce()
             self._exchanges.pop(number, None)
             return items
 
@@ -152,6 +170,11 @@ class ThreadTransport(Transport):
         The transport that this one was split from.
     parent_ranks : sequence of int
         The rank in `parent` of each rank.
+
+    Attributes
+    ----------
+    first : ThreadTransport
+        The transport of all ranks, which this one is, or was split from.
     """
 
     name = "threads"
@@ -168,6 +191,7 @@ class ThreadTransport(Transport):
         self.node = env.split_node(range(size), rank)
         self._group = group
         self._parent, self._parent_ranks = parent, parent_ranks
+        self.first: ThreadTransport = self if parent is None else parent.first
         self._exchanges = 0
         self._seen_changes = -1
         self.inbox = group.inboxes[rank]
@@ -208,7 +232,8 @@ class ThreadTransport(Transport):
     def _allgather(self, item: Any) -> dict[int, Any]:
         """Return the item of each rank."""
         self._exchanges += 1
-        return self._group.allgather(self._exchanges, self.rank, self.size, item)
+        number = self._exchanges
+        return self._group.allgather(number, self.rank, self.size, item, self.left_ranks)
 
     def left_ranks(self) -> dict[int, str]:
         inherited = {} if self._parent is None else self._parent.left_ranks()
@@ -251,7 +276,7 @@ _numbers = count(1)
 """Numbers of the groups so far, for their names."""
 
 
-def communicators(size: int, timeout: float) -> Sequence[Communicator]:
+def communicators(size: int, timeout: float) -> Sequence[HostCommunicator]:
     """Return the communicator of each rank of a new group."""
     group = ThreadGroup()
     made = [HostCommunicator(ThreadTransport(group, rank, size), timeout) for rank in range(size)]
@@ -259,6 +284,18 @@ def communicators(size: int, timeout: float) -> Sequence[Communicator]:
     for each in made:
         each.calls.store = name
     return made
+
+
+def abort(communicator: HostCommunicator, reason: str) -> None:
+    """End the communicator of a thread, and all made from it; any thread may call.
+
+    Calls that wait for other ranks, and later calls, then raise an error.
+    """
+    communicator.abort(reason)
+    for progress in progress_engines():
+        made = progress.calls.transport
+        if isinstance(made, ThreadTransport) and made.first is communicator.calls.transport:
+            progress.end(CommAborted(left(made.rank, made.size, reason)))
 
 
 def become(communicator: Communicator | None) -> None:
@@ -269,6 +306,11 @@ def become(communicator: Communicator | None) -> None:
 def is_rank() -> bool:
     """Return whether this thread is a rank."""
     return _current.communicator is not None
+
+
+def are_ranks_of(communicator: Communicator) -> bool:
+    """Return whether the ranks of a communicator are threads."""
+    return communicator.name == ThreadTransport.name
 
 
 def world(timeout: float | None = None) -> Communicator:

@@ -21,6 +21,7 @@ from ncclkv.comm.host import finalize
 from ncclkv.comm.transport import PeerFailed, Request, Steps, Transport
 from ncclkv.comm.types import Then, Work
 from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch, again
+from ncclkv.tracebacks import trim
 
 Made = TypeVar("Made", bound="HostWork")
 
@@ -43,11 +44,16 @@ _engines: weakref.WeakSet[ProgressEngine] = weakref.WeakSet()
 _engines_lock = threading.Lock()
 
 
-def open_progress_engines(thread: int) -> list[ProgressEngine]:
-    """Return the engines of a thread that have not failed."""
+def progress_engines() -> list[ProgressEngine]:
+    """Return the engines of this process that have not failed."""
     with _engines_lock:
         engines = list(_engines)
-    return [each for each in engines if each._thread == thread and each.failure is None]
+    return [each for each in engines if each.failure is None]
+
+
+def open_progress_engines(thread: int) -> list[ProgressEngine]:
+    """Return the engines of a thread that have not failed."""
+    return [each for each in progress_engines() if each._thread == thread]
 
 
 def followed(steps: Steps, then: Then | None) -> Steps:
@@ -276,20 +282,28 @@ class HostWork(Work, AwaitedWork):
         """Return whether a poll shows that it cannot advance."""
 
     def done(self) -> bool:
-        if callbacks.inside:
-            callbacks.refuse("Work.done")
-        if not self.finished:
-            self.progress.advance()
-        return self.finished
+        try:
+            if callbacks.inside:
+                callbacks.refuse("Work.done")
+            if not self.finished:
+                self.progress.advance()
+            return self.finished
+        except Exception as error:
+            trim(error)
+            raise
 
     def wait(self, timeout: float | None = None) -> None:
-        if callbacks.inside:
-            # Also a complete one: an error that depends on the time would be found late.
-            callbacks.refuse("Work.wait")
-        if not self.finished:
-            self.progress.advance()
-        if not self.finished or self.looks.made:
-            self.progress.wait(self, timeout)
+        try:
+            if callbacks.inside:
+                # Also a complete one: an error that depends on the time would be found late.
+                callbacks.refuse("Work.wait")
+            if not self.finished:
+                self.progress.advance()
+            if not self.finished or self.looks.made:
+                self.progress.wait(self, timeout)
+        except Exception as error:
+            trim(error)
+            raise
 
 
 class StepWork(HostWork):

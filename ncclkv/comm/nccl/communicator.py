@@ -28,6 +28,7 @@ from ncclkv.comm.two_step import LEAST, wire_bytes
 from ncclkv.comm.types import Apply, Buffer, DoneWork, Owners, Root, Then, To, Work
 from ncclkv.errors import CommAborted, KVStoreError, NotSupported, RankLost, UsageError
 from ncclkv.kernels.base import Kernels
+from ncclkv.tracebacks import public
 
 
 class NcclCommunicator(Communicator):
@@ -376,12 +377,14 @@ class HostBarrierWork(Work):
         self._lifetime = lifetime
         self._work = work
 
+    @public
     def done(self) -> bool:
         callbacks.refuse("Work.done")
         self._work.label = self.label
         with self._lifetime:
             return self._work.done()
 
+    @public
     def wait(self, timeout: float | None = None) -> None:
         callbacks.refuse("Work.wait")
         self._work.label = self.label

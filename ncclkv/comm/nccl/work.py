@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 from ncclkv.comm.nccl.streams import Event, Streams
 from ncclkv.comm.types import Work
+from ncclkv.tracebacks import trim
 
 
 class NcclWork(Work):
@@ -64,13 +65,21 @@ class NcclWork(Work):
     def done(self) -> bool:
         if self._event is None:
             return True
-        with self._guard:
-            if self.reached():
-                self.release()
-            return self._event is None
+        try:
+            with self._guard:
+                if self.reached():
+                    self.release()
+                return self._event is None
+        except Exception as error:
+            trim(error)
+            raise
 
     def wait(self, timeout: float | None = None) -> None:
         event = self._event  # the watcher may release it meanwhile
         if event is not None:
-            with self._guard:
-                self._streams.wait(self._streams.current(), event)
+            try:
+                with self._guard:
+                    self._streams.wait(self._streams.current(), event)
+            except Exception as error:
+                trim(error)
+                raise

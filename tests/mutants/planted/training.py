@@ -8,6 +8,7 @@ BUFFERS = "ncclkv/torch/buffers.py"
 COPIES = "ncclkv/trainer/copies.py"
 DEVICES = "ncclkv/torch/devices.py"
 GRADIENTS = "ncclkv/torch/gradients.py"
+NODES = "ncclkv/torch/hooks.py"
 PASSES = "ncclkv/torch/passes.py"
 SLOTS = "ncclkv/torch/slots.py"
 WRAPPER = "ncclkv/torch/data_parallel.py"
@@ -90,9 +91,9 @@ MUTANTS = (
     ),
     Mutant(
         name="accumulation-is-reduced",
-        file=GRADIENTS,
-        old="        if not left and present.reduces:\n",
-        new="        if not left:\n",
+        file=NODES,
+        old="            if not left and present.reduces:\n",
+        new="            if not left:\n",
         why="no_sync reduces each time, at the cost of all passes",
         tests=(Selection("0", MODULES, "no_sync", ranks=3),),
     ),
@@ -202,7 +203,7 @@ MUTANTS = (
     ),
     Mutant(
         name="hooks-after-close",
-        file=GRADIENTS,
+        file=NODES,
         old="        hook.remove()\n",
         new="        pass\n",
         why="a module cannot be trained any more after its wrapper is closed",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 
+import ncclkv
 from ncclkv.comm.host import threads
 from ncclkv.comm.host.threads import ThreadGroup, ThreadTransport
+from ncclkv.errors import CommAborted, RankLost
 from ncclkv.testing import run_ranks
+from tests.conformance.expect import check_words
 
 RANKS = 4
 
@@ -92,3 +98,32 @@ def test_a_notice_wakes_its_readers_and_a_farewell_everyone(
     assert [transport.inbox for transport in transports] == [[], [(0, b"notice")]] * 2
     transports[3].leave("done")
     assert woken(transports) == [1, 2, 1, 2]
+
+
+def test_an_exchange_ends_when_a_rank_leaves_before_it(transports: list[ThreadTransport]) -> None:
+    transports[2].leave("the program's end")
+    with pytest.raises(RankLost) as caught:
+        transports[1].split(0, 0)
+    check_words(caught.value, "rank 1 of 4", "rank 2 left", "farewell: the program's end")
+
+
+def test_abort_ends_all_communicators_of_a_thread() -> None:
+    firsts: list[Any] = []
+    ready, aborted = threading.Barrier(RANKS, timeout=20), threading.Event()
+
+    def body() -> None:
+        world = ncclkv.comm.world()
+        part = world.split(world.rank % 2)
+        assert part is not None
+        firsts.append(threads._current.communicator)
+        ready.wait()
+        if world.rank == 1:
+            for first in firsts:
+                threads.abort(first, "the test")
+            aborted.set()
+        assert aborted.wait(20)
+        for comm in (world, part):
+            with pytest.raises(CommAborted, match="farewell: the test"):
+                comm.barrier()
+
+    run_ranks(RANKS, body)
