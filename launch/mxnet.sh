@@ -36,6 +36,7 @@ fi
 export OMP_NUM_THREADS=1
 "$VENV/bin/python" -c 'import mxnet, numpy; print("MXNet", mxnet.__version__, "NumPy", numpy.__version__)'
 "$VENV/bin/python" -m pytest -q tests/mxnet
+"$VENV/bin/python" -m pytest -q --doctest-modules --disable-warnings -o filterwarnings= ncclkv/mxnet
 for ranks in 2 4; do
     launch/local.sh -n "$ranks" -m pytest -q tests/mxnet/ranks
 done
