@@ -7,11 +7,14 @@ one device and a name without ``dist``, and would train each rank alone.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import mxnet
 
+import ncclkv
+from ncclkv import env
 from ncclkv.mxnet.store import NCCLKV
 
 
@@ -24,12 +27,27 @@ def install() -> None:
 
 
 def _creating(choose: Callable[..., Any]) -> Callable[..., Any]:
-    """Return MXNet's choice of a store, to which a store is given in place of our name."""
+    """Return MXNet's choice of a store, which takes our name and our stores too."""
 
     @functools.wraps(choose)
     def choose_store(kvstore: Any, num_device: int, arg_params: Any) -> Any:
         if isinstance(kvstore, str) and kvstore.lower() == NCCLKV.__name__.lower():
             kvstore = NCCLKV()
+        elif isinstance(kvstore, ncclkv.KVStore):
+            kvstore = NCCLKV(kvstore)
+        elif kvstore is None or (isinstance(kvstore, str) and "dist" not in kvstore):
+            _warn_of_many(kvstore)
         return choose(kvstore, num_device, arg_params)
 
     return choose_store
+
+
+def _warn_of_many(kvstore: str | None) -> None:
+    """Warn that each of several ranks trains alone."""
+    started = env.launched_size() or 1
+    if started > 1 and env.launched_rank() == 0:
+        warnings.warn(
+            f"kvstore={kvstore!r} in each of {started} ranks trains {started} independent models; "
+            f"kvstore='ncclkv' trains one",
+            stacklevel=5,
+        )

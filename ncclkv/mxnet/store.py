@@ -24,14 +24,16 @@ class NCCLKV(mxnet.kvstore.KVStoreBase):  # type: ignore[misc]  # MXNet has no t
 
     Parameters
     ----------
-    name : str
-        A name for `ncclkv.create`.
+    store : str or ncclkv.KVStore
+        A name for `ncclkv.create`, or a store.
     **options
-        Its options.
+        Options of a new store.
     """
 
-    def __init__(self, name: str = "dist_sync", **options: Any) -> None:
-        self._store = ncclkv.create(name, **options)
+    def __init__(self, store: str | ncclkv.KVStore = "dist_sync", **options: Any) -> None:
+        if not isinstance(store, ncclkv.KVStore):
+            store = ncclkv.create(store, **options)
+        self._store = store
         self._followed: Followed | None = None
 
     def __getattr__(self, name: str) -> Any:

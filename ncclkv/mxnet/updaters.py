@@ -28,4 +28,5 @@ class OnNDArrays:
         result = self._updater(key, *arrays)
         for array in arrays:
             wait_to_write(array)
-        return result
+        # An in-place operation, as a lambda has it, returns the array itself.
+        return None if result is arrays[1] else result

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from sys import modules
+from typing import TYPE_CHECKING
+
+from ncclkv.mxnet_names import OF_OPTIMIZERS, missing
 from ncclkv.optimizer.adadelta import AdaDelta
 from ncclkv.optimizer.adagrad import AdaGrad
 from ncclkv.optimizer.adam import Adam
@@ -55,6 +59,13 @@ __all__ = [
     "get_updater",
     "register",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+    def __getattr__(name):
+        """Refuse a name; the error has advice for names of ``mxnet.optimizer``."""
+        raise missing(f"module {__name__!r}", name, OF_OPTIMIZERS, modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ncclkv.arguments import check_flag, check_length
 from ncclkv.engine.update_rule import FunctionRule, KeepSums, Rule
 from ncclkv.errors import UsageError
+from ncclkv.mxnet_names import is_of_mxnet
 from ncclkv.store import check
 from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component
@@ -141,11 +142,6 @@ class Updaters(Component):
             self._comm.rank,
             getattr(updater, "__name__", type(updater).__name__),
         )
-
-
-def is_of_mxnet(given: Any) -> bool:
-    """Return whether an object is of a class of MXNet's, or of one that is derived from it."""
-    return any(each.__module__.startswith("mxnet.") for each in type(given).__mro__)
 
 
 def _of_mxnet(updater: Any) -> str:

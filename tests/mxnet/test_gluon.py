@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.errors import NotSupported
+from ncclkv import env
+from ncclkv.errors import NotSupported, UsageError
 
 mx = pytest.importorskip("mxnet", reason="MXNet is not installed")
 import ncclkv.mxnet  # noqa: E402  # imports MXNet
@@ -124,6 +126,45 @@ def test_changes_between_steps_are_followed() -> None:
         net.collect_params(".*gamma").setattr("wd_mult", 0.0)
         weights.append(train(net, trainer, DEVICES, 3))
     assert differences(*weights) < 1e-6
+
+
+def test_a_store_of_ncclkv_as_it_is() -> None:
+    with ncclkv.create("local") as kv:
+        wanted = trained("local", DEVICES[:1])
+        assert differences(wanted, trained(kv, DEVICES[:1])) < 1e-6
+        assert kv.keys()
+
+
+def test_a_store_for_each_of_several_ranks_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env, "launched_size", lambda: 4)
+    monkeypatch.setattr(env, "launched_rank", lambda: 0)
+    net = network("net_")
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", dict(ADAM))
+    with warnings.catch_warnings(record=True) as warned:  # of MXNet, too
+        warnings.simplefilter("always")
+        train(net, trainer, DEVICES[:1], 1)
+    assert [
+        (str(each.message), each.filename) for each in warned if each.category is UserWarning
+    ] == [
+        (
+            "kvstore='device' in each of 4 ranks trains 4 independent models; kvstore='ncclkv' "
+            "trains one",
+            __file__,
+        )
+    ]
+
+
+@pytest.mark.parametrize("given", [lambda net: net, lambda net: net.collect_params(), dict])
+def test_the_trainer_of_ncclkv_names_that_of_gluon(given: Any) -> None:
+    net = network("net_")
+    params = given(net) if given is not dict else dict(net.collect_params().items())
+    with pytest.raises(UsageError) as raised:
+        ncclkv.Trainer(params, "sgd", kvstore="local")
+    assert str(raised.value).startswith("params: MXNet's ")
+    assert str(raised.value).endswith(
+        " is for Gluon's own trainer; after `import ncclkv.mxnet` make "
+        "mxnet.gluon.Trainer(params, ..., kvstore='ncclkv')"
+    )
 
 
 def test_sparse_weights_and_compression_are_refused() -> None:

@@ -19,7 +19,7 @@ USED_LATER = (
     "comm.nccl",
     "kernels.device",
     "kernels.programs",
-    "mxnet",
+    "mxnet.",
     "optimizer",
     "testing",
     "torch",

@@ -1,0 +1,53 @@
+"""Names of MXNet in programs that were not ported yet."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import ncclkv
+from ncclkv import optimizer
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("ncclkv.kv.create", "ncclkv.create('dist_sync') replaces mx.kv.create('dist_sync')"),
+        ("ncclkv.kvstore.create", "ncclkv.create('dist_sync') replaces mx.kv.create('dist_sync')"),
+        ("kv.get_type()", "read kv.type"),
+        (
+            "kv.get_num_dead_node(2)",
+            "when a rank dies, the calls of the other ranks raise RankLost",
+        ),
+        (
+            "kv._send_command_to_servers(0, '')",
+            "there are no servers; set_updater and set_optimizer reach all ranks",
+        ),
+        (
+            "ncclkv.optimizer.DCASGD()",
+            "MXNet's own runs on a store of ncclkv.mxnet.create('dist_sync') by "
+            "kv.set_updater(mx.optimizer.get_updater(optimizer))",
+        ),
+    ],
+)
+def test_the_error_names_what_to_type(line: str, advice: str) -> None:
+    with (
+        ncclkv.create("local") as kv,
+        pytest.raises(AttributeError, match=rf"has no attribute '\w+'; {re.escape(advice)}"),
+    ):
+        eval(line, {"ncclkv": ncclkv, "kv": kv})
+
+
+def test_other_names_have_pythons_own_error() -> None:
+    with ncclkv.create("local") as kv:
+        for where, owner in (
+            (ncclkv, "module 'ncclkv'"),
+            (optimizer, "module 'ncclkv.optimizer'"),
+            (kv, "'KVStore' object"),
+        ):
+            with pytest.raises(AttributeError) as raised:
+                where.pul  # noqa: B018
+            assert str(raised.value) == f"{owner} has no attribute 'pul'"
+            assert (raised.value.name, raised.value.obj) == ("pul", where)
+            assert not hasattr(where, "pul")
