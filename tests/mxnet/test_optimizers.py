@@ -64,30 +64,34 @@ def test_numbers_are_those_of_mxnet(name: str, arguments: dict[str, Any], keys: 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_schedules_are_those_of_mxnet(
-    name: str, schedule: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_schedules_are_those_of_mxnet(name: str, schedule: str) -> None:
     momentum = {"momentum": 0.9} if name == "sgd" else {}
     assert (
         compared(lambda: named(name, lr_scheduler=SCHEDULES[schedule](), **momentum), NAMES) < 1e-6
     )
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        # MXNet lets the rate replace the begin of the decay, and not the end of the warm-up.
-        lambda: lr.FactorScheduler(7, 0.5, base_lr=0.2, warmup_steps=5),
-        lambda: lambda num_update: 0.1 / num_update,
-    ],
-    ids=["replaced", "function"],
-)
-def test_schedules_that_ncclkv_does_not_have(schedule: Callable[[], Any]) -> None:
-    def make() -> Any:
-        made = named("sgd", learning_rate=0.1)
-        made.lr_scheduler = schedule()
-        return made
+def replaced() -> Any:
+    """Return an optimizer whose rate replaces the begin of the decay, not the warm-up's end."""
+    schedule = lr.FactorScheduler(7, 0.5, base_lr=0.2, warmup_steps=5)
+    return named("sgd", learning_rate=0.1, lr_scheduler=schedule)
 
+
+def continued() -> Any:
+    """Return an optimizer whose schedule has counted."""
+    schedule = lr.MultiFactorScheduler([3, 40], 0.5, base_lr=0.2)
+    schedule(10)
+    return named("sgd", lr_scheduler=schedule)
+
+
+def with_function() -> Any:
+    made = named("sgd")
+    made.lr_scheduler = lambda num_update: 0.1 / num_update
+    return made
+
+
+@pytest.mark.parametrize("make", [replaced, continued, with_function])
+def test_schedules_that_ncclkv_does_not_have(make: Callable[[], Any]) -> None:
     assert compared(make, NAMES) < 1e-6
 
 
