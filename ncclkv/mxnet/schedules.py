@@ -54,7 +54,7 @@ def converted_schedule(theirs: Any) -> Schedule | None:
     if arguments is None or type(theirs).__module__ != "mxnet.lr_scheduler":
         return Repeated(theirs)
     base_lr = getattr(theirs, "base_lr_orig", theirs.base_lr)
-    if getattr(theirs, "count", 0) or base_lr != theirs.warmup_final_lr:
+    if base_lr != theirs.warmup_final_lr:  # replaced by the program, or multiplied already
         return Repeated(theirs)
     given = {each: getattr(theirs, held) for each, held in arguments.items()}
     given.update({each: getattr(theirs, each) for each in _WARMUP})
