@@ -17,7 +17,15 @@ array([0.5, 0.5], dtype=float32)
 
 from pathlib import Path
 
-import mxnet
+try:
+    import mxnet
+except (ImportError, AttributeError, OSError) as error:
+    # AttributeError: names that NumPy 1.24 has removed; OSError: libquadmath.so.0 is missing.
+    raise ImportError(
+        f"ncclkv.mxnet: MXNet cannot be imported ({type(error).__name__}: {error}); in an "
+        f"environment of Python 3.10 or 3.11 type: pip install 'ncclkv[mxnet]' (MXNet 1.9 and "
+        f"NumPy below 1.24; Debian has libquadmath.so.0 in libquadmath0)"
+    ) from error
 
 from ncclkv.comm.diagnosis.call_log import skip_frames
 from ncclkv.mxnet.names import install

@@ -152,6 +152,23 @@ def test_a_group_writes_after_work_that_began_inside(kv: ncclkv.KVStore) -> None
         assert (out.asnumpy() == 0).all()
 
 
+def test_the_trainer_and_updaters_take_them() -> None:
+    for on_store in (True, False):
+        weights = {"w": nd.ones((2,)), "b": nd.zeros((1,))}
+        with ncclkv.Trainer(
+            weights, "sgd", {"learning_rate": 0.5}, "local", update_on_kvstore=on_store
+        ) as trainer:
+            for _ in range(2):
+                trainer.grads.update(w=nd.array([2, 4]), b=nd.ones((1,)))
+                trainer.step(2)
+        assert weights["w"].asnumpy().tolist() == [0, -1]
+        assert weights["b"].asnumpy().tolist() == [-0.5]
+    updater = ncclkv.optimizer.get_updater(ncclkv.optimizer.SGD(learning_rate=0.5))
+    weight = nd.ones((2,))
+    updater(3, nd.ones((2,)), weight)
+    assert weight.asnumpy().tolist() == [0.5, 0.5]
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [

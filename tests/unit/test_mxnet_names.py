@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +54,22 @@ def test_other_names_have_pythons_own_error() -> None:
             assert str(raised.value) == f"{owner} has no attribute 'pul'"
             assert (raised.value.name, raised.value.obj) == ("pul", where)
             assert not hasattr(where, "pul")
+
+
+@pytest.mark.parametrize("line", ["import ncclkv.mxnet", "import ncclkv; ncclkv.mxnet.create()"])
+@pytest.mark.parametrize(
+    ("stand_in", "reason"),
+    [
+        ("raise ImportError('none')", "ImportError: none"),
+        ("import numpy; numpy.no_such_name", "AttributeError: module 'numpy' has no attribute"),
+    ],
+)
+def test_without_mxnet_the_error_names_the_installation(
+    tmp_path: Path, line: str, stand_in: str, reason: str
+) -> None:
+    (tmp_path / "mxnet.py").write_text(stand_in)
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {line}"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: ncclkv.mxnet: MXNet cannot be imported ({reason}")
+    assert "pip install 'ncclkv[mxnet]'" in last
