@@ -21,6 +21,7 @@ class OnNDArrays:
 
     def __init__(self, updater: Any) -> None:
         self._updater = updater
+        self.__name__ = getattr(updater, "__name__", type(updater).__name__)  # for error texts
 
     def update(self, key: Any, input: Any, stored: Any) -> Any:
         """Call the updater on NDArrays in the store's memory."""
