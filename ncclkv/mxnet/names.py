@@ -35,14 +35,14 @@ def _creating(choose: Callable[..., Any]) -> Callable[..., Any]:
             kvstore = NCCLKV()
         elif isinstance(kvstore, ncclkv.KVStore):
             kvstore = NCCLKV(kvstore)
-        elif kvstore is None or (isinstance(kvstore, str) and "dist" not in kvstore):
+        elif isinstance(kvstore, str) and "dist" not in kvstore:
             _warn_of_many(kvstore)
         return choose(kvstore, num_device, arg_params)
 
     return choose_store
 
 
-def _warn_of_many(kvstore: str | None) -> None:
+def _warn_of_many(kvstore: str) -> None:
     """Warn that each of several ranks trains alone."""
     started = env.launched_size() or 1
     if started > 1 and env.launched_rank() == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import mxnet
@@ -28,7 +29,9 @@ class RoundedAdam(built_in.Adam):
         return rate, beta1, share1, beta2, share2, *others
 
 
-_CLOSER = {"Adam": RoundedAdam}
+_ROUNDED = {"Adam": RoundedAdam}
+"""Classes in place of those of ncclkv, whose numbers are closer to MXNet's."""
+
 _ATTRIBUTES = {"AdaGrad": {"eps": "float_stable_eps"}}
 """MXNet's attributes that have not the names of their arguments, by optimizer."""
 
@@ -81,10 +84,11 @@ class Followed:
             ours.clear()
             ours.update(given)
             keys = {*keys, *self.optimizer.param_dict}
-        for key in keys:
-            parameter = self.optimizer.param_dict.get(key)
-            if parameter is not None and ours.get(key) != getattr(parameter, name):
-                ours[key] = getattr(parameter, name)
+        with suppress(TypeError):  # unhashable items are no keys: the store refuses them
+            for key in keys:
+                parameter = self.optimizer.param_dict.get(key)
+                if parameter is not None and ours.get(key) != getattr(parameter, name):
+                    ours[key] = getattr(parameter, name)
 
     def count(self) -> None:
         """Give MXNet's optimizer the number of updates, from which its `learning_rate` follows."""
@@ -116,7 +120,7 @@ def _converted(theirs: Any) -> Optimizer:
         When there is none, or MXNet's class is one of the program.
     """
     name = type(theirs).__name__
-    kind = _CLOSER.get(name) or getattr(built_in, name, None)
+    kind = _ROUNDED.get(name) or getattr(built_in, name, None)
     own = getattr(mxnet.optimizer, name, None) is type(theirs)
     if not (own and isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise NotSupported(

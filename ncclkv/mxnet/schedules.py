@@ -29,11 +29,11 @@ class Repeated:
 
     def __init__(self, given: Any) -> None:
         self._given = copy.deepcopy(given)
-        self._present, self._last = given, -1
+        self._present, self._last = copy.deepcopy(given), 0
 
     def __call__(self, num_update: int) -> float:
         """Return the learning rate of an update; smaller numbers may follow larger ones."""
-        if num_update < self._last or self._last < 0:
+        if num_update < self._last:
             self._present = copy.deepcopy(self._given)
         self._last = num_update
         rate: float = self._present(num_update)

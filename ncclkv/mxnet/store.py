@@ -42,6 +42,9 @@ class NCCLKV(mxnet.kvstore.KVStoreBase):  # type: ignore[misc]  # MXNet has no t
             raise AttributeError(name)
         return getattr(self._store, name)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._store)})
+
     def __contains__(self, key: object) -> bool:
         return key in self._store
 

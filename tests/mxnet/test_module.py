@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.errors import KeyNotInitialized, NotSupported
+from ncclkv.errors import KeyNotInitialized, KeyTypeMismatch, NotSupported
 
 mx = pytest.importorskip("mxnet", reason="MXNet is not installed")
 import ncclkv.mxnet  # noqa: E402  # imports MXNet
@@ -113,6 +113,15 @@ def test_all_verbs() -> None:
             kv.row_sparse_pull(3, out, row_ids=nd.array([0]))
         with pytest.raises(NotSupported, match="sparse"):
             kv.init(11, nd.ones((2, 2)).tostype("row_sparse"))
+
+
+def test_what_is_no_key_is_refused_by_the_store() -> None:
+    with ncclkv.mxnet.create("local") as kv:
+        kv.set_optimizer(mx.optimizer.SGD())
+        for key in ({1: 2}, [[3]]):
+            with pytest.raises(KeyTypeMismatch, match="keys are int or str"):
+                kv.push(key, nd.ones((2,)))
+        assert {"push", "init", "save", "group"} <= {*dir(kv)}
 
 
 def test_a_store_that_cannot_be_created() -> None:
