@@ -40,8 +40,8 @@ from sys import modules as _modules
 from ncclkv import comm, errors, typing
 from ncclkv.comm import Communicator, Work
 from ncclkv.errors import KVStoreError
-from ncclkv.mxnet_names import OF_PACKAGE as _OF_MXNET
-from ncclkv.mxnet_names import missing as _missing
+from ncclkv.other_names import OF_PACKAGE as _ADVICE
+from ncclkv.other_names import missing as _missing
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import KVStoreBase
@@ -82,7 +82,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attri
     def __getattr__(name):
         """Import a public name at its first use."""
         if name not in _LATER:
-            raise _missing(f"module {__name__!r}", name, _OF_MXNET, _modules[__name__])
+            raise _missing(f"module {__name__!r}", name, _ADVICE, _modules[__name__])
         module = _import_module(_LATER[name])
         # Not by getattr alone: the module ncclkv.mxnet has an attribute mxnet, which is MXNet.
         is_module = module.__name__ == f"{__name__}.{name}"

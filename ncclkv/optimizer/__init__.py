@@ -5,7 +5,6 @@ from __future__ import annotations
 from sys import modules
 from typing import TYPE_CHECKING
 
-from ncclkv.mxnet_names import OF_OPTIMIZERS, missing
 from ncclkv.optimizer.adadelta import AdaDelta
 from ncclkv.optimizer.adagrad import AdaGrad
 from ncclkv.optimizer.adam import Adam
@@ -31,6 +30,7 @@ from ncclkv.optimizer.sgd import SGD
 from ncclkv.optimizer.signum import Signum
 from ncclkv.optimizer.test import Test
 from ncclkv.optimizer.updater import get_updater
+from ncclkv.other_names import OF_OPTIMIZERS, missing
 
 __all__ = [
     "SGD",

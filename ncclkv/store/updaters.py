@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ncclkv.arguments import check_flag, check_length
 from ncclkv.engine.update_rule import FunctionRule, KeepSums, Rule
 from ncclkv.errors import UsageError
-from ncclkv.mxnet_names import is_of_mxnet
+from ncclkv.other_names import is_of_mxnet
 from ncclkv.store import check
 from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ncclkv.errors import UsageError
-from ncclkv.mxnet_names import is_of_mxnet
+from ncclkv.other_names import is_of_mxnet
 
 Gradient = Callable[[], Any]
 """Function that returns the present gradient of a parameter; None if there is none."""

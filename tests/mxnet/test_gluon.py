@@ -167,6 +167,24 @@ def test_the_trainer_of_ncclkv_names_that_of_gluon(given: Any) -> None:
     )
 
 
+def test_ranks_that_are_threads() -> None:
+    """A notebook trains on several ranks."""
+
+    def work() -> tuple[str, list[float]]:
+        with ncclkv.mxnet.create("threads") as kv:
+            net = nn.Dense(1, in_units=2, prefix=f"net{kv.rank}_")
+            net.initialize(mx.init.Zero())
+            trainer = mx.gluon.Trainer(net.collect_params(), "sgd", dict(ADAM), kvstore=kv)
+            with mx.autograd.record():
+                loss = net(mx.nd.full((1, 2), kv.rank + 1)).sum()
+            loss.backward()
+            trainer.step(1)
+            return kv.type, net.weight.data().asnumpy().ravel().tolist()
+
+    found = ncclkv.testing.run_ranks(3, work)
+    assert found == [("dist_sync", pytest.approx([-0.06, -0.06]))] * 3
+
+
 def test_sparse_weights_and_compression_are_refused() -> None:
     net = nn.Embedding(5, 2, sparse_grad=True)
     net.initialize()

@@ -1,4 +1,4 @@
-"""Names of MXNet that ncclkv does not have, and what replaces them; objects of MXNet's classes."""
+"""Names of MXNet and Horovod that ncclkv lacks, and what replaces them; objects of MXNet."""
 
 from __future__ import annotations
 
@@ -14,12 +14,22 @@ _OWN = (
 OF_PACKAGE: Mapping[str, str] = {
     "kv": _CREATE,
     "kvstore": _CREATE,
+    **dict.fromkeys(("rank", "local_rank"), "read it from a store: ncclkv.create('dist').rank"),
+    **dict.fromkeys(
+        ("allreduce", "allgather", "barrier"), "it is a verb of a store, kv = ncclkv.create('dist')"
+    ),
+    "size": "read it from a store: ncclkv.create('dist').num_workers",
+    "init": "no call is needed; a store, kv = ncclkv.create('dist'), joins the ranks",
+    "shutdown": "no call is needed; kv.close() ends a store",
+    "DistributedOptimizer": "wrap the module: ncclkv.torch.DataParallel(model)",
+    "broadcast_parameters": "ncclkv.torch.DataParallel(model) gives all ranks rank 0's parameters",
     "gluon": "after `import ncclkv.mxnet` call mxnet's gluon.Trainer(..., kvstore='ncclkv')",
 }
-"""Advice by names of the package mxnet."""
+"""Advice by names of the packages mxnet and horovod."""
 
 OF_STORES: Mapping[str, str] = {
     "get_type": "read kv.type",
+    "size": "read kv.num_workers",
     "get_rank": "read kv.rank",
     "get_group_size": "read kv.num_workers",
     "get_num_dead_node": "when a rank dies, the calls of the other ranks raise RankLost",
@@ -27,7 +37,7 @@ OF_STORES: Mapping[str, str] = {
     "_send_command_to_servers": "there are no servers; set_updater and set_optimizer reach all "
     "ranks, and broadcast sends arrays",
 }
-"""Advice by names of MXNet's KVStore."""
+"""Advice by names of MXNet's KVStore, and of mpi4py's communicators."""
 
 OF_OPTIMIZERS: Mapping[str, str] = {
     **dict.fromkeys(("DCASGD", "GroupAdaGrad", "LBSGD", "SGLD"), _OWN),
@@ -38,7 +48,7 @@ OF_OPTIMIZERS: Mapping[str, str] = {
 
 
 def missing(owner: str, name: str, advice: Mapping[str, str], where: Any = None) -> AttributeError:
-    """Return the error for a missing attribute, with the advice for a name of MXNet.
+    """Return the error for a missing attribute, with the advice for a name of another library.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Names of MXNet in programs that were not ported yet."""
+"""Names of other libraries in programs that were not ported yet."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ from ncclkv import optimizer
         ("ncclkv.kv.create", "ncclkv.create('dist_sync') replaces mx.kv.create('dist_sync')"),
         ("ncclkv.kvstore.create", "ncclkv.create('dist_sync') replaces mx.kv.create('dist_sync')"),
         ("kv.get_type()", "read kv.type"),
+        ("kv.size", "read kv.num_workers"),
+        (
+            "ncclkv.init()",
+            "no call is needed; a store, kv = ncclkv.create('dist'), joins the ranks",
+        ),
+        ("ncclkv.rank()", "read it from a store: ncclkv.create('dist').rank"),
+        ("ncclkv.size()", "read it from a store: ncclkv.create('dist').num_workers"),
+        ("ncclkv.allreduce(1)", "it is a verb of a store, kv = ncclkv.create('dist')"),
+        (
+            "ncclkv.DistributedOptimizer(3)",
+            "wrap the module: ncclkv.torch.DataParallel(model)",
+        ),
         (
             "kv.get_num_dead_node(2)",
             "when a rank dies, the calls of the other ranks raise RankLost",
