@@ -37,7 +37,7 @@ lint: $(READY)-lint  ## check style and types
 	$(TOOLS)/mypy
 
 clean:  ## remove the environments and all other files that targets made
-	rm -rf .venv .venv-oldest .venv-openmpi build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-mxnet .venv-oldest .venv-openmpi build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f ncclkv/kernels/host/_compiled.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

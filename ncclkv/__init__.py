@@ -33,14 +33,18 @@ array([[8., 8., 8.],
 
 `Trainer` updates the parameters of a model from gradients of all ranks, as MXNet's Gluon does.
 ``ncclkv.torch.DataParallel`` averages the gradients of a torch module, as torch's DDP does.
+``ncclkv.mxnet`` lets MXNet's own Gluon and Module train on a store.
 """
 
 import typing as _typing
 from importlib import import_module as _import_module
+from sys import modules as _modules
 
 from ncclkv import comm, errors, typing
 from ncclkv.comm import Communicator, Work
 from ncclkv.errors import KVStoreError
+from ncclkv.other_names import OF_PACKAGE as _ADVICE
+from ncclkv.other_names import missing as _missing
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import KVStoreBase
@@ -71,6 +75,7 @@ __all__ = [
 
 _LATER = {
     "Trainer": "ncclkv.trainer.trainer",
+    "mxnet": "ncclkv.mxnet",
     "optimizer": "ncclkv.optimizer",
     "testing": "ncclkv.testing",
     "torch": "ncclkv.torch",
@@ -82,7 +87,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attri
     def __getattr__(name):
         """Import a public name at its first use."""
         if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise _missing(f"module {__name__!r}", name, _ADVICE, _modules[__name__])
         module = _import_module(_LATER[name])
         # Not by getattr alone: the module ncclkv.torch has an attribute torch, which is torch.
         is_module = module.__name__ == f"{__name__}.{name}"

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.arrays import cupy, device, dlpack, numpy, torch
+from ncclkv.arrays import cupy, device, dlpack, mxnet, numpy, torch
 from ncclkv.arrays.memory import is_on_host
 from ncclkv.arrays.number import is_number
 from ncclkv.errors import UsageError
@@ -26,13 +26,13 @@ class _Library(Protocol):
     def view(self, x: Any, what: str, *, write: bool) -> Array: ...
 
 
-_HOST: tuple[_Library, ...] = (numpy, torch, device, dlpack)
+_HOST: tuple[_Library, ...] = (numpy, torch, mxnet, device, dlpack)
 """Modules that view arrays for stores in host memory, in the order of their checks.
 
 `device` refuses arrays in a GPU's memory, with the call that copies them to the host.
 """
 
-_GPU: tuple[_Library, ...] = (numpy, cupy, torch, dlpack)
+_GPU: tuple[_Library, ...] = (numpy, cupy, torch, mxnet, dlpack)
 """Modules that view arrays for stores in a GPU's memory, which take arrays of both memories."""
 
 
@@ -42,8 +42,9 @@ def as_value(x: Any, what: str) -> Array:
     Parameters
     ----------
     x : array
-        A NumPy array or NumPy scalar, a torch tensor in host memory, or any other array in host
-        memory that offers DLPack.  Any shape, strides and dtype; it may be read-only.
+        A NumPy array or NumPy scalar, a torch tensor or an NDArray of MXNet in host memory, or any
+        other array in host memory that offers DLPack.  Any shape, strides and dtype; it may be
+        read-only.
     what : str
         The call and the key, which begin an error's text.
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.arrays import device
@@ -66,20 +64,10 @@ def detached(x: Any, what: str, *, write: bool) -> Any:
     return x.detach()
 
 
-def tensors(given: Any) -> list[Any]:
-    """Return the tensors of an array, or of a list of arrays and lists, in order."""
-    if isinstance(given, (list, tuple)):
-        if {np.ndarray}.issuperset(map(type, given)):
-            return []
-        return [tensor for item in given for tensor in tensors(item)]
-    return [given] if recognises(given) else []
-
-
-def mark_written(written: Sequence[Any]) -> None:
-    """Record writes for autograd: backward then refuses a graph that has saved such a tensor."""
-    for tensor in written:
-        if not tensor.is_inference():  # inference tensors have no version counter
-            sys.modules["torch"].autograd.graph.increment_version(tensor)
+def mark_written(x: Any) -> None:
+    """Record a write for autograd: backward then refuses a graph that has saved the tensor."""
+    if not x.is_inference():  # inference tensors have no version counter
+        sys.modules["torch"].autograd.graph.increment_version(x)
 
 
 def _check_host(x: Any, what: str, write: bool) -> None:

@@ -109,7 +109,10 @@ def reason(error: BaseException) -> str:
     """Describe an error: the system's text, and the file."""
     if isinstance(error, OSError) and error.strerror:
         where: Any = error.filename
-        return f"{where}: {error.strerror}" if where else error.strerror
+        text = f"{where}: {error.strerror}" if where else error.strerror
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            text += "; a file has this name, and checkpoints lie in a directory: give another name"
+        return text
     return f"{type(error).__name__}: {error}"
 
 

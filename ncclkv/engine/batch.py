@@ -181,8 +181,8 @@ class Pull:
         their gradients, or no value is copied from them.
     logged : LoggedKeys
         The keys in the call log.
-    tensors : sequence of torch.Tensor
-        Tensors that are written to; empty in a pull that is cached.
+    observed : sequence of arrays
+        Arrays whose libraries take part in the write; empty in a pull that is cached.
     """
 
     keys: Sequence[Key]
@@ -192,7 +192,7 @@ class Pull:
     written: Set[BucketState]
     before: Sequence[BucketState]
     logged: LoggedKeys = field(default_factory=LoggedKeys)
-    tensors: Sequence[Any] = ()
+    observed: Sequence[Any] = ()
 
 
 def select(arrays: Sequence[Array], indices: Indices) -> Sequence[Array]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ncclkv.arrays.torch import mark_written
+from ncclkv.arrays.writes import before_write
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import DoneWork
 from ncclkv.engine.batch import BucketPush, Pull, Push, plan_pull, plan_push, select
@@ -448,8 +448,8 @@ class Engine:
         if self.recorder is not None:
             for state in pull.states:
                 self.recorder.include(state)
-        if pull.tensors:
-            mark_written(pull.tensors)
+        if pull.observed:
+            before_write(pull.observed)
         if pull.to_host and not self._comm.blocks:
             # A copy to the host would wait for the device without a deadline: wait here first.
             self._reducer.complete(pull.states)

@@ -22,15 +22,15 @@ class Group:
     ----------
     keys, outs : list
         Keys to pull at the end, and the arrays to write, in the order of the calls.
-    tensors : list of torch.Tensor
-        The tensors of which these arrays are views.
+    observed : list of arrays
+        The arrays of other libraries of which these are views, and which observe writes.
     """
 
     def __init__(self, engine: Engine) -> None:
         engine.flush()
         self.keys: list[Key] = []
         self.outs: list[Array] = []
-        self.tensors: list[Any] = []
+        self.observed: list[Any] = []
         self._engine = engine
         self._priorities: dict[Key, int] = {}
         self._copies: dict[Key, list[Array]] = {}
@@ -64,7 +64,7 @@ class Group:
         """Add arrays to write at the end."""
         self.keys += pull.keys
         self.outs += outs
-        self.tensors += pull.tensors
+        self.observed += pull.observed
 
     def reads(self) -> list[tuple[Key, Array]]:
         """Return the arrays to write at the end, in the order of updates of their keys."""

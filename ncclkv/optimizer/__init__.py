@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from sys import modules
+from typing import TYPE_CHECKING
+
 from ncclkv.optimizer.adadelta import AdaDelta
 from ncclkv.optimizer.adagrad import AdaGrad
 from ncclkv.optimizer.adam import Adam
@@ -27,6 +30,7 @@ from ncclkv.optimizer.sgd import SGD
 from ncclkv.optimizer.signum import Signum
 from ncclkv.optimizer.test import Test
 from ncclkv.optimizer.updater import get_updater
+from ncclkv.other_names import OF_OPTIMIZERS, missing
 
 __all__ = [
     "SGD",
@@ -55,6 +59,13 @@ __all__ = [
     "get_updater",
     "register",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+    def __getattr__(name):
+        """Refuse a name; the error has advice for names of ``mxnet.optimizer``."""
+        raise missing(f"module {__name__!r}", name, OF_OPTIMIZERS, modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 from ncclkv.comm.base import Communicator
+from ncclkv.other_names import OF_STORES, missing
 from ncclkv.store import plugin
 from ncclkv.store.capture import CapturedStep, Captures
 from ncclkv.store.context import Context, open_context
@@ -1149,6 +1150,11 @@ are ints, such as 3; use one kind
             For any name but ``"optimizer"``, the only capability.
         """
         return plugin.is_capability(capability)
+
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __getattr__(self, name):
+            raise missing(f"{type(self).__name__!r} object", name, OF_STORES, self)
 
     def __repr__(self) -> str:
         return f"<ncclkv store {self._name!r}: {self._context.describe()}>"

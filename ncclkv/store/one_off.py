@@ -10,7 +10,7 @@ from ncclkv.arguments import check_known
 from ncclkv.arrays.dtypes import DType
 from ncclkv.arrays.memory import is_on_host
 from ncclkv.arrays.number import is_number
-from ncclkv.arrays.torch import mark_written, tensors
+from ncclkv.arrays.writes import before_write, observed
 from ncclkv.comm.base import Collective
 from ncclkv.comm.types import OPS, Work
 from ncclkv.engine.bucket_state import Array
@@ -138,7 +138,7 @@ class OneOff(Component):
 
     def _write(self, sources: Sequence[Array], outs: Sequence[Array], out: Any) -> None:
         """Copy results to the arrays that the program gave."""
-        mark_written(tensors(out))
+        before_write(observed(out))
         if not self._comm.blocks and any(map(is_on_host, outs)):
             # A copy to the host would wait for the device without a deadline: wait here first.
             self._comm.synchronize()

@@ -10,7 +10,7 @@ from typing import Any
 
 from ncclkv.arguments import check_flag
 from ncclkv.arrays.memory import addresses, lie_apart
-from ncclkv.arrays.torch import tensors
+from ncclkv.arrays.writes import observed
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.group import Group
@@ -143,7 +143,7 @@ class Transfers(Component):
 
             self._registration.assign("broadcast", propose)
             pull, row = self._engine.plan_pull(reads)
-            pull.tensors = tensors(out)
+            pull.observed = observed(out)
             self._flush_and_read(pull, row)
 
     def lend_gradient(self, key: Any) -> Array:
@@ -286,13 +286,13 @@ class Transfers(Component):
         with self._session.checks:
             found = self._cache.find_alike("pull", key, out, self._lie_apart)
             if found is not None:
-                return _with_tensors(found[0], out), found[1]
+                return _with_observed(found[0], out), found[1]
             reads = check.outs(verb, key, out, layout.registry, self._engine.kernels)
             if local or self._block is None:  # the end of a group checks where they lie
                 layout.check_outs(reads, flushed=not local)
         pull, row = self._engine.plan_pull(reads)
         self._keep_pull("pull", key, out, row, pull)
-        return _with_tensors(pull, out), row
+        return _with_observed(pull, out), row
 
     def _lie_apart(self, arrays: Sequence[Array]) -> bool:
         """Return whether arrays to write lie in no bucket and share no memory; as above."""
@@ -351,17 +351,17 @@ class Transfers(Component):
         pull, row = cached or self._engine.plan_pull(reads)
         if cached is None:
             self._keep_pull("group", group.keys, group.outs, row, pull)
-        pull.tensors = group.tensors
+        pull.observed = group.observed
         self._calls.record("end of a group", group.pushed, group.keys)
         self._engine.updates.applying = True
         group.commit()
         self._end_push(pull, row)
 
 
-def _with_tensors(pull: Pull, out: Any) -> Pull:
-    """Return a pull that marks tensors as written: a copy, since a kept pull keeps none alive."""
-    written = tensors(out)
-    return replace(pull, tensors=written) if written else pull
+def _with_observed(pull: Pull, out: Any) -> Pull:
+    """Return a pull that names observed arrays: a copy, since a kept pull keeps none alive."""
+    arrays = observed(out)
+    return replace(pull, observed=arrays) if arrays else pull
 
 
 def out_of_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:

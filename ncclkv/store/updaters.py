@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ncclkv.arguments import check_flag, check_length
 from ncclkv.engine.update_rule import FunctionRule, KeepSums, Rule
 from ncclkv.errors import UsageError
+from ncclkv.other_names import is_of_mxnet
 from ncclkv.store import check
 from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component
@@ -97,6 +98,13 @@ class Updaters(Component):
         from ncclkv.optimizer.base import Optimizer
 
         if not isinstance(optimizer, Optimizer):
+            if is_of_mxnet(optimizer):
+                raise UsageError(
+                    f"set_optimizer takes an optimizer of ncclkv, not MXNet's "
+                    f"{type(optimizer).__name__}; after `import ncclkv.mxnet` the store of "
+                    f"ncclkv.mxnet.create('dist_sync') takes MXNet's, or make one of ncclkv by "
+                    f"ncclkv.optimizer.create('sgd', learning_rate=0.1)"
+                )
             given = f"a {type(optimizer).__name__}"
             if isinstance(optimizer, type):
                 given = f"the class {optimizer.__name__}"
@@ -117,6 +125,8 @@ class Updaters(Component):
             raise UsageError(
                 f"set_updater takes a function, and {updater!r} is an optimizer; call set_optimizer"
             )
+        if is_of_mxnet(updater):
+            raise UsageError(_of_mxnet(updater))
         update = updater if callable(updater) else getattr(updater, "update", None)
         if isinstance(updater, type) or not callable(update):
             check_length("set_updater: the updater", updater)
@@ -133,6 +143,17 @@ class Updaters(Component):
             getattr(updater, "__name__", type(updater).__name__),
             warns=self._comm.rank == 0 or not self._engine.placement.replicated,
         )
+
+
+def _of_mxnet(updater: Any) -> str:
+    """Return the text of the error for an optimizer of MXNet, or its ``Updater``."""
+    kind = f"MXNet's {type(updater).__name__}"
+    if not callable(updater):
+        return f"set_updater takes a function, and {kind} is an optimizer; call set_optimizer"
+    return (
+        f"set_updater: {kind} updates NDArrays, and this store has NumPy arrays; after `import "
+        f"ncclkv.mxnet` give it to the store of ncclkv.mxnet.create('dist_sync')"
+    )
 
 
 def _guarded(session: Session, function: Callable[..., object]) -> Callable[..., object]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ncclkv.errors import UsageError
+from ncclkv.other_names import is_of_mxnet
 
 Gradient = Callable[[], Any]
 """Function that returns the present gradient of a parameter; None if there is none."""
@@ -69,12 +70,14 @@ class Parameters:
 
     def _parameter(self, item: Any) -> Parameter:
         """Return the parameter that an item of the program's parameters describes."""
+        _refuse_gluon(item)
         if not isinstance(item, Sequence) or len(item) not in (2, 3):
             raise UsageError(
                 f"params: an item is a {type(item).__name__}; give (name, value) or (name, value, "
                 f"gradient)"
             )
         name, value, *gradient = item
+        _refuse_gluon(value)
         if not isinstance(name, str):
             raise UsageError(f"params: the name {name!r} is a {type(name).__name__}; give a str")
         if _is_lazy(value):
@@ -156,8 +159,18 @@ def _place(value: Any) -> Any:
     return (address, shape) if address and 0 not in shape else id(value)
 
 
+def _refuse_gluon(given: Any) -> None:
+    """Refuse parameters and networks of Gluon, which have arrays and gradients for each device."""
+    if is_of_mxnet(given, "mxnet.gluon"):
+        raise UsageError(
+            f"params: MXNet's {type(given).__name__} is for Gluon's own trainer; after `import "
+            f"ncclkv.mxnet` make mxnet.gluon.Trainer(params, ..., kvstore='ncclkv')"
+        )
+
+
 def _items(given: Any) -> Iterable[Any]:
     """Return the items of parameters in any form."""
+    _refuse_gluon(given)
     module = getattr(sys.modules.get("torch.nn"), "Module", None)
     if module is not None and isinstance(given, module):
         return [item for item in given.named_parameters() if item[1].requires_grad]

@@ -12,12 +12,14 @@ from tests.harness.source import PACKAGE, ROOT, Module, modules
 
 FRAMEWORKS = {"cupy", "jax", "mxnet", "tensorflow", "torch"}
 ON_GPUS = (f"{PACKAGE}.comm.nccl", f"{PACKAGE}.kernels.device")
-OF_TORCH = (f"{PACKAGE}.torch",)
+OF_TORCH, OF_MXNET = (f"{PACKAGE}.torch",), (f"{PACKAGE}.mxnet",)
+_IMPORTERS = {"cupy": ON_GPUS, "torch": OF_TORCH, "mxnet": OF_MXNET}
 USED_LATER = (
     "checkpoint",
     "comm.nccl",
     "kernels.device",
     "kernels.programs",
+    "mxnet.",
     "optimizer",
     "testing",
     "torch",
@@ -65,7 +67,7 @@ def foreign(found: Sequence[Module]) -> list[str]:
     for module in found:
         for each in module.imports(set()):
             top = each.name.split(".")[0]
-            allowed = module.name.startswith({"cupy": ON_GPUS, "torch": OF_TORCH}.get(top, ()))
+            allowed = module.name.startswith(_IMPORTERS.get(top, ()))
             if top in FRAMEWORKS and not allowed:
                 wrong.append(f"{module.where(each.line)}: imports {top}; look in sys.modules")
             if top == "mpi4py" and not module.name.startswith(f"{PACKAGE}.comm.host"):
@@ -191,6 +193,8 @@ def test_breaches_are_found(tmp_path, name, source, breach):
     [
         ("arrays.torch", "def f():\n    import torch", 1),
         ("arrays.torch", "from torch.utils import dlpack", 1),
+        ("arrays.mxnet", "def f():\n    import mxnet", 1),
+        ("mxnet.store", "import mxnet", 0),
         ("store", "def f():\n    from mpi4py import MPI", 1),
         ("arrays.cupy", "def f():\n    import cupy", 1),
         ("comm.nccl.streams", "import cupy", 1),

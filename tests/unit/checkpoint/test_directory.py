@@ -153,3 +153,16 @@ def test_checkpoints_without_a_run_can_be_loaded(
     small_checkpoints.change(tmp_path / "step-000000000-save-000002", without_run)
     saving(tmp_path)
     assert "(run unknown)" in caplog.text
+
+
+@pytest.mark.parametrize("verb", ["save", "load", "save_optimizer_states", "load_optimizer_states"])
+def test_a_file_in_place_of_the_directory(verb: str, tmp_path: Path) -> None:
+    """MXNet writes a file of states, whose name a program may have kept."""
+    path = tmp_path / "model.states"
+    path.write_text("mine")
+    with ncclkv.create("local") as kv:
+        kv.set_optimizer(ncclkv.optimizer.SGD(momentum=0.5))
+        kv.init("w", np.ones(2))
+        with pytest.raises(CheckpointError, match="lie in a directory: give another name"):
+            getattr(kv, verb)(str(path))
+    assert path.read_text() == "mine"

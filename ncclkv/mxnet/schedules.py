@@ -1,0 +1,62 @@
+"""MXNet's schedules of the learning rate as schedules of ncclkv."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ncclkv import optimizer as built_in
+from ncclkv.optimizer.schedule import Schedule
+
+_WARMUP = ("warmup_steps", "warmup_begin_lr", "warmup_mode")
+_ARGUMENTS = {
+    "FactorScheduler": {"step": "step", "factor": "factor", "stop_factor_lr": "stop_factor_lr"},
+    "MultiFactorScheduler": {"step": "step", "factor": "factor"},
+    "PolyScheduler": {"max_update": "max_update", "pwr": "power", "final_lr": "final_lr"},
+    "CosineScheduler": {"max_update": "max_update", "final_lr": "final_lr"},
+}
+"""Arguments of the schedules of both libraries, and the attributes that hold them in MXNet's."""
+
+
+class Repeated:
+    """A schedule of MXNet, whose objects count, as a function of the number alone.
+
+    Parameters
+    ----------
+    given : callable
+        Copied, and left as it is.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._given = copy.deepcopy(given)
+        self._present, self._last = copy.deepcopy(given), 0
+
+    def __call__(self, num_update: int) -> float:
+        """Return the learning rate of an update; smaller numbers may follow larger ones."""
+        if num_update < self._last:
+            self._present = copy.deepcopy(self._given)
+        self._last = num_update
+        rate: float = self._present(num_update)
+        return rate
+
+
+def converted_schedule(theirs: Any) -> Schedule | None:
+    """Return a schedule with the rates of MXNet's.
+
+    The four schedules that both libraries have are converted by their arguments, which ranks
+    compare and checkpoints hold.  Others are called: those of the program, those that have counted,
+    and those whose warm-up ends at another rate than the decay begins.
+    """
+    if theirs is None:
+        return None
+    name = type(theirs).__name__
+    arguments = _ARGUMENTS.get(name)
+    if arguments is None or type(theirs).__module__ != "mxnet.lr_scheduler":
+        return Repeated(theirs)
+    base_lr = getattr(theirs, "base_lr_orig", theirs.base_lr)
+    if base_lr != theirs.warmup_final_lr:  # replaced by the program, or multiplied already
+        return Repeated(theirs)
+    given = {each: getattr(theirs, held) for each, held in arguments.items()}
+    given.update({each: getattr(theirs, each) for each in _WARMUP})
+    schedule: Schedule = getattr(built_in, name)(base_lr=base_lr, **given)
+    return schedule

@@ -1,0 +1,81 @@
+"""Names of MXNet and Horovod that ncclkv lacks, and what replaces them; objects of MXNet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_CREATE = "ncclkv.create('dist_sync') replaces mx.kv.create('dist_sync')"
+_OWN = (
+    "MXNet's own runs on a store of ncclkv.mxnet.create('dist_sync') by "
+    "kv.set_updater(mx.optimizer.get_updater(optimizer))"
+)
+
+OF_PACKAGE: Mapping[str, str] = {
+    "kv": _CREATE,
+    "kvstore": _CREATE,
+    **dict.fromkeys(("rank", "local_rank"), "read it from a store: ncclkv.create('dist').rank"),
+    **dict.fromkeys(
+        ("allreduce", "allgather", "barrier"), "it is a verb of a store, kv = ncclkv.create('dist')"
+    ),
+    "size": "read it from a store: ncclkv.create('dist').num_workers",
+    "init": "no call is needed; a store, kv = ncclkv.create('dist'), joins the ranks",
+    "shutdown": "no call is needed; kv.close() ends a store",
+    "DistributedOptimizer": "wrap the module: ncclkv.torch.DataParallel(model)",
+    "broadcast_parameters": "ncclkv.torch.DataParallel(model) gives all ranks rank 0's parameters",
+    "gluon": "after `import ncclkv.mxnet` call mxnet's gluon.Trainer(..., kvstore='ncclkv')",
+}
+"""Advice by names of the packages mxnet and horovod."""
+
+OF_STORES: Mapping[str, str] = {
+    "get_type": "read kv.type",
+    "size": "read kv.num_workers",
+    "get_rank": "read kv.rank",
+    "get_group_size": "read kv.num_workers",
+    "get_num_dead_node": "when a rank dies, the calls of the other ranks raise RankLost",
+    "set_barrier_before_exit": "ranks always wait for each other at their exit",
+    "_send_command_to_servers": "there are no servers; set_updater and set_optimizer reach all "
+    "ranks, and broadcast sends arrays",
+}
+"""Advice by names of MXNet's KVStore, and of mpi4py's communicators."""
+
+OF_OPTIMIZERS: Mapping[str, str] = {
+    **dict.fromkeys(("DCASGD", "GroupAdaGrad", "LBSGD", "SGLD"), _OWN),
+    "ccSGD": "SGD is the same",
+    "Updater": "get_updater makes an updater",
+}
+"""Advice by names of ``mxnet.optimizer``."""
+
+
+def missing(owner: str, name: str, advice: Mapping[str, str], where: Any = None) -> AttributeError:
+    """Return the error for a missing attribute, with the advice for a name of another library.
+
+    Parameters
+    ----------
+    owner : str
+        The object, as Python's own error names it.
+    name : str
+    advice : mapping of str to str
+    where : object
+        The object, among whose attributes Python looks for a similar name.
+
+    Examples
+    --------
+    >>> missing("'KVStore' object", "get_type", OF_STORES)
+    AttributeError("'KVStore' object has no attribute 'get_type'; read kv.type")
+    """
+    text = f"{owner} has no attribute {name!r}"
+    if name in advice:
+        text += f"; {advice[name]}"
+    return AttributeError(text, name=name, obj=where)
+
+
+def is_of_mxnet(given: Any, package: str = "mxnet") -> bool:
+    """Return whether an object's class is of a package of MXNet, or derived from such a class.
+
+    Examples
+    --------
+    >>> is_of_mxnet(3)
+    False
+    """
+    return any(each.__module__.startswith(f"{package}.") for each in type(given).__mro__)

@@ -1,0 +1,87 @@
+"""Names of other libraries in programs that were not ported yet."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ncclkv
+from ncclkv import optimizer
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("ncclkv.kv.create", "ncclkv.create('dist_sync') replaces mx.kv.create('dist_sync')"),
+        ("ncclkv.kvstore.create", "ncclkv.create('dist_sync') replaces mx.kv.create('dist_sync')"),
+        ("kv.get_type()", "read kv.type"),
+        ("kv.size", "read kv.num_workers"),
+        (
+            "ncclkv.init()",
+            "no call is needed; a store, kv = ncclkv.create('dist'), joins the ranks",
+        ),
+        ("ncclkv.rank()", "read it from a store: ncclkv.create('dist').rank"),
+        ("ncclkv.size()", "read it from a store: ncclkv.create('dist').num_workers"),
+        ("ncclkv.allreduce(1)", "it is a verb of a store, kv = ncclkv.create('dist')"),
+        (
+            "ncclkv.DistributedOptimizer(3)",
+            "wrap the module: ncclkv.torch.DataParallel(model)",
+        ),
+        (
+            "kv.get_num_dead_node(2)",
+            "when a rank dies, the calls of the other ranks raise RankLost",
+        ),
+        (
+            "kv._send_command_to_servers(0, '')",
+            "there are no servers; set_updater and set_optimizer reach all ranks",
+        ),
+        (
+            "ncclkv.optimizer.DCASGD()",
+            "MXNet's own runs on a store of ncclkv.mxnet.create('dist_sync') by "
+            "kv.set_updater(mx.optimizer.get_updater(optimizer))",
+        ),
+    ],
+)
+def test_the_error_names_what_to_type(line: str, advice: str) -> None:
+    with (
+        ncclkv.create("local") as kv,
+        pytest.raises(AttributeError, match=rf"has no attribute '\w+'; {re.escape(advice)}"),
+    ):
+        eval(line, {"ncclkv": ncclkv, "kv": kv})
+
+
+def test_other_names_have_pythons_own_error() -> None:
+    with ncclkv.create("local") as kv:
+        for where, owner in (
+            (ncclkv, "module 'ncclkv'"),
+            (optimizer, "module 'ncclkv.optimizer'"),
+            (kv, "'KVStore' object"),
+        ):
+            with pytest.raises(AttributeError) as raised:
+                where.pul  # noqa: B018
+            assert str(raised.value) == f"{owner} has no attribute 'pul'"
+            assert (raised.value.name, raised.value.obj) == ("pul", where)
+            assert not hasattr(where, "pul")
+
+
+@pytest.mark.parametrize("line", ["import ncclkv.mxnet", "import ncclkv; ncclkv.mxnet.create()"])
+@pytest.mark.parametrize(
+    ("stand_in", "reason"),
+    [
+        ("raise ImportError('none')", "ImportError: none"),
+        ("import numpy; numpy.no_such_name", "AttributeError: module 'numpy' has no attribute"),
+    ],
+)
+def test_without_mxnet_the_error_names_the_installation(
+    tmp_path: Path, line: str, stand_in: str, reason: str
+) -> None:
+    (tmp_path / "mxnet.py").write_text(stand_in)
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {line}"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: ncclkv.mxnet: MXNet cannot be imported ({reason}")
+    assert "pip install 'ncclkv[mxnet]'" in last
