@@ -1,4 +1,4 @@
-"""Names of MXNet and Horovod that ncclkv lacks, and what replaces them; objects of MXNet."""
+"""Names of other libraries that ncclkv lacks, with what replaces them; and their objects."""
 
 from __future__ import annotations
 
@@ -29,15 +29,25 @@ OF_PACKAGE: Mapping[str, str] = {
 
 OF_STORES: Mapping[str, str] = {
     "get_type": "read kv.type",
-    "size": "read kv.num_workers",
+    **dict.fromkeys(
+        ("size", "world_size", "get_world_size", "get_group_size"), "read kv.num_workers"
+    ),
     "get_rank": "read kv.rank",
-    "get_group_size": "read kv.num_workers",
+    "all_reduce": "call kv.allreduce(x, out=x)",
+    "all_gather": "call kv.allgather(x)",
+    "all_gather_object": "call kv.allgather_object(x)",
+    "broadcast_object_list": "call kv.broadcast_object(x)",
     "get_num_dead_node": "when a rank dies, the calls of the other ranks raise RankLost",
     "set_barrier_before_exit": "ranks always wait for each other at their exit",
     "_send_command_to_servers": "there are no servers; set_updater and set_optimizer reach all "
     "ranks, and broadcast sends arrays",
 }
-"""Advice by names of MXNet's KVStore, and of mpi4py's communicators."""
+"""Advice by names of MXNet's KVStore, of mpi4py's communicators and of torch.distributed."""
+
+OF_TORCH: Mapping[str, str] = dict.fromkeys(
+    ("DistributedDataParallel", "DDP"), "ncclkv.torch.DataParallel(model) takes its arguments"
+)
+"""Advice by names of ``torch.nn.parallel``."""
 
 OF_OPTIMIZERS: Mapping[str, str] = {
     **dict.fromkeys(("DCASGD", "GroupAdaGrad", "LBSGD", "SGLD"), _OWN),
@@ -68,6 +78,23 @@ def missing(owner: str, name: str, advice: Mapping[str, str], where: Any = None)
     if name in advice:
         text += f"; {advice[name]}"
     return AttributeError(text, name=name, obj=where)
+
+
+def optimizer_of_another(given: Any) -> str:
+    """Return the text of the error for an optimizer of torch, or its class; else empty.
+
+    Examples
+    --------
+    >>> optimizer_of_another(3)
+    ''
+    """
+    kind = given if isinstance(given, type) else type(given)
+    if not kind.__module__.startswith("torch.optim."):
+        return ""
+    return (
+        f"torch's {kind.__name__} is no optimizer of ncclkv; make one by ncclkv.optimizer.create("
+        f"'sgd', learning_rate=0.1), or keep torch's with ncclkv.torch.DataParallel(model)"
+    )
 
 
 def is_of_mxnet(given: Any, package: str = "mxnet") -> bool:

@@ -15,7 +15,7 @@ from ncclkv import env
 from ncclkv.arguments import check_count
 from ncclkv.comm.host import threads
 from ncclkv.comm.host.communicator import HostCommunicator
-from ncclkv.errors import CommError, annotate
+from ncclkv.errors import CommError, UsageError, annotate
 from ncclkv.tracebacks import trim_begin
 
 __all__ = ["run_ranks"]
@@ -62,7 +62,8 @@ def run_ranks(
     Raises
     ------
     UsageError
-        When `size` is not an int above 0, or `timeout` not a finite number above 0.
+        When `size` is not an int above 0, `body` no function, or `timeout` not a finite number
+        above 0.
     Exception
         Exception of a rank, with the rank in its text.  When several ranks raise, the first cause:
         an error other than `CommError`, of the lowest rank.
@@ -85,6 +86,10 @@ def run_ranks(
     """
     try:
         check_count("run_ranks: size", size, 1)
+        given: object = body
+        if not callable(given):
+            kind = type(given).__name__
+            raise UsageError(f"run_ranks: body is a {kind}; give a function: run_ranks(2, body)")
         made = threads.communicators(size, env.timeout(timeout))
         return _results([_Rank(rank, each, lambda: body(*args)) for rank, each in enumerate(made)])
     except BaseException as error:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from ncclkv.arguments import check_known
 from ncclkv.errors import UsageError
 from ncclkv.optimizer.base import Optimizer
+from ncclkv.other_names import optimizer_of_another
 from ncclkv.tracebacks import public
 
 _BY_NAME: dict[str, type[Optimizer]] = {}
@@ -107,5 +108,7 @@ def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
             )
         return name
     lower = name.lower() if isinstance(name, str) else name
+    if found := optimizer_of_another(name):
+        raise UsageError(f"create: {found}")
     check_known("optimizer", lower, _BY_NAME)
     return _BY_NAME[lower](**kwargs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ncclkv.arguments import check_flag, check_length
 from ncclkv.engine.update_rule import FunctionRule, KeepSums, Rule
 from ncclkv.errors import UsageError
-from ncclkv.other_names import is_of_mxnet
+from ncclkv.other_names import is_of_mxnet, optimizer_of_another
 from ncclkv.store import check
 from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component
@@ -105,6 +106,8 @@ class Updaters(Component):
                     f"ncclkv.mxnet.create('dist_sync') takes MXNet's, or make one of ncclkv by "
                     f"ncclkv.optimizer.create('sgd', learning_rate=0.1)"
                 )
+            if found := optimizer_of_another(optimizer):
+                raise UsageError(f"set_optimizer: {found}")
             given = f"a {type(optimizer).__name__}"
             if isinstance(optimizer, type):
                 given = f"the class {optimizer.__name__}"
@@ -134,6 +137,7 @@ class Updaters(Component):
                 f"set_updater takes a function of (key, input, stored), or an object with such an "
                 f"update method, not {updater!r}; to have no updater, create a new store"
             )
+        _check_signature(update)
         dispose = getattr(updater, "dispose", None)
         return FunctionRule(
             updater,
@@ -143,6 +147,21 @@ class Updaters(Component):
             getattr(updater, "__name__", type(updater).__name__),
             warns=self._comm.rank == 0 or not self._engine.placement.replicated,
         )
+
+
+def _check_signature(update: Callable[..., object]) -> None:
+    """Refuse a function that cannot be called with three arguments, before the first push."""
+    try:
+        signature = inspect.signature(update)
+    except (TypeError, ValueError):  # some functions of C have none
+        return
+    try:
+        signature.bind(*("key", "input", "stored"))
+    except TypeError as error:
+        raise UsageError(
+            f"set_updater: the updater is called with (key, input, stored), and takes "
+            f"{signature} ({error}); write def updater(key, input, stored)"
+        ) from None
 
 
 def _of_mxnet(updater: Any) -> str:

@@ -9,6 +9,8 @@
 """
 
 from pathlib import Path
+from sys import modules
+from typing import TYPE_CHECKING
 
 try:
     import torch
@@ -21,9 +23,17 @@ except ModuleNotFoundError as error:
     ) from None
 
 from ncclkv.comm.diagnosis.call_log import skip_frames
+from ncclkv.other_names import OF_TORCH, missing
 from ncclkv.torch.data_parallel import DataParallel
 
 __all__ = ["DataParallel"]
+
+if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+    def __getattr__(name):
+        """Refuse a name; the error has advice for names of torch's own."""
+        raise missing(f"module {__name__!r}", name, OF_TORCH, modules[__name__])
+
 
 # torch calls the hooks of gradients: an error names the program's line, such as loss.backward().
 skip_frames(str(Path(torch.__file__).parent))

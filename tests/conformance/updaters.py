@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.conformance.expect import full, pulled, same, total
+from ncclkv.errors import UsageError
+from tests.conformance.expect import full, pulled, refused, same, total
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 
@@ -123,6 +124,18 @@ def a_returned_array_is_ignored_with_one_warning(create: Stores) -> None:
         for word in ("updater add", "a value of type", "key 3", "ignored", "stored[...] = ..."):
             assert word in str(warning.message)
         assert warning.filename == __file__
+
+
+@case()
+def a_function_of_other_arguments_is_refused_before_a_push(create: Stores) -> None:
+    kv = create()
+    kv.init(3, full(2))
+    for updater in (lambda grad, stored: None, lambda key, grad, stored, rate: None):
+        with refused(kv, UsageError, "set_updater", "(key, input, stored)", "def updater"):
+            kv.set_updater(updater)
+    kv.push(3, full(1))
+    same(pulled(kv, 3), kv.num_workers)
+    kv.set_updater(lambda *arguments: None)
 
 
 @case()

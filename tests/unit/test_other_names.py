@@ -20,6 +20,9 @@ from ncclkv import optimizer
         ("ncclkv.kvstore.create", "ncclkv.create('dist_sync') replaces mx.kv.create('dist_sync')"),
         ("kv.get_type()", "read kv.type"),
         ("kv.size", "read kv.num_workers"),
+        ("kv.world_size", "read kv.num_workers"),
+        ("kv.all_reduce(3)", "call kv.allreduce(x, out=x)"),
+        ("kv.all_gather_object(3)", "call kv.allgather_object(x)"),
         (
             "ncclkv.init()",
             "no call is needed; a store, kv = ncclkv.create('dist'), joins the ranks",
@@ -85,3 +88,29 @@ def test_without_mxnet_the_error_names_the_installation(
     last = ended.stderr.splitlines()[-1]
     assert last.startswith(f"ImportError: ncclkv.mxnet: MXNet cannot be imported ({reason}")
     assert "pip install 'ncclkv[mxnet]'" in last
+
+
+@pytest.mark.parametrize("name", ["DDP", "DistributedDataParallel"])
+def test_the_wrapper_of_torch_names_ours(name: str) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(AttributeError) as raised:
+        getattr(ncclkv.torch, name)
+    assert str(raised.value) == (
+        f"module 'ncclkv.torch' has no attribute '{name}'; ncclkv.torch.DataParallel(model) takes "
+        f"its arguments"
+    )
+
+
+def test_an_optimizer_of_torch_is_refused_by_name() -> None:
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(2, 2)
+    advice = (
+        "torch's SGD is no optimizer of ncclkv; make one by ncclkv.optimizer.create('sgd', "
+        "learning_rate=0.1), or keep torch's with ncclkv.torch.DataParallel(model)"
+    )
+    with ncclkv.create("local") as kv:
+        for given in (torch.optim.SGD, torch.optim.SGD(layer.parameters(), lr=0.1)):
+            with pytest.raises(ncclkv.errors.UsageError, match=re.escape(advice)):
+                kv.set_optimizer(given)
+            with pytest.raises(ncclkv.errors.UsageError, match=re.escape(advice)):
+                ncclkv.Trainer(layer, given)

@@ -21,6 +21,12 @@ def number() -> int:
     return int(threading.current_thread().name.removeprefix("rank "))
 
 
+def test_a_body_that_is_no_function_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        run_ranks(2, "train")  # type: ignore[arg-type]
+    assert str(caught.value) == "run_ranks: body is a str; give a function: run_ranks(2, body)"
+
+
 def test_results_come_in_rank_order() -> None:
     def body(factor: int) -> int:
         time.sleep(0.02 * (3 - number()))
