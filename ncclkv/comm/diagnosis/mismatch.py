@@ -47,7 +47,13 @@ import numpy as np
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.diagnosis import item_lists
 from ncclkv.comm.diagnosis.flight_recorder import NBYTES, FlightRecorder
-from ncclkv.comm.diagnosis.reports import RecordedCall, Report, describe_last_call, first_difference
+from ncclkv.comm.diagnosis.reports import (
+    FEWER_BATCHES,
+    RecordedCall,
+    Report,
+    describe_last_call,
+    first_difference,
+)
 from ncclkv.comm.roster import Roster
 from ncclkv.comm.transport import Transport
 from ncclkv.errors import OrderMismatch
@@ -235,10 +241,11 @@ class CallComparison:
         """Describe a difference: both calls, and keys that the texts leave out."""
         both = sorted([(self.transport.rank, mine), (rank, theirs)])
         calls = ", but ".join(f"rank {each} called {call.text}" for each, call in both)
+        closed = any(call.text.startswith("close(") for _, call in both)
         return (
             f"the ranks differ in call {mine.number} of this store: {calls}"
             f"{self._describe_keys(both) or _describe_items(both)}; make the same calls in the "
-            f"same order on all ranks"
+            f"same order on all ranks{f' ({FEWER_BATCHES})' * closed}"
         )
 
     def _describe_keys(self, both: Sequence[tuple[int, RecordedCall]]) -> str:

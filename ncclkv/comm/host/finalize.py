@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ncclkv import env, notify
+from ncclkv.comm.diagnosis.reports import FEWER_BATCHES
 from ncclkv.comm.host.exit_wait import PATIENCE, ExitWait
 from ncclkv.comm.host.final_barrier import FinalBarrier
 from ncclkv.errors import CommError, ContractError
@@ -92,7 +93,7 @@ def farewell() -> str:
     if _failure is not None:
         return f"{reason}, after {_failure[1]}"
     cause = abort.bad_end()
-    return f"{reason}, by {cause}" if cause else reason
+    return f"{reason}, by {cause}" if cause else f"{reason} ({FEWER_BATCHES})"
 
 
 def end() -> None:

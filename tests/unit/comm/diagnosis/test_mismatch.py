@@ -10,6 +10,7 @@ import pytest
 from ncclkv.comm.diagnosis import mismatch as module
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.diagnosis.mismatch import VERDICT_CALLS, CallComparison
+from ncclkv.comm.diagnosis.reports import FEWER_BATCHES, RecordedCall
 from ncclkv.errors import OrderMismatch
 from tests.unit.comm.diagnosis.connected_ranks import note, ranks
 
@@ -27,6 +28,13 @@ def test_a_request_is_answered_and_both_ranks_find_the_difference() -> None:
     )
     assert str(error) == f"rank 1 of 2: {both}"
     assert str(first.compare_reports()) == f"rank 0 of 2: {both}"
+
+
+def test_a_rank_that_closes_early_gets_advice() -> None:
+    push = RecordedCall(8, 1, 0, "push(3) at train.py:5", 0.0)
+    for text in ("close() at train.py:9", "pull(3) at train.py:6"):
+        said = ranks(2)[0]._describe(1, push, push._replace(code=2, text=text))
+        assert said.endswith(f"on all ranks ({FEWER_BATCHES})") == text.startswith("close")
 
 
 def test_a_reply_is_not_answered() -> None:
