@@ -10,7 +10,7 @@ import numpy as np
 
 from ncclkv import optimizer as built_in
 from ncclkv.errors import NotSupported
-from ncclkv.mxnet.schedules import converted_schedule
+from ncclkv.mxnet.schedules import Repeated, Watched, converted_schedule
 from ncclkv.optimizer import Optimizer
 from ncclkv.optimizer.common import COMMON
 from ncclkv.store.keys import is_list
@@ -58,21 +58,37 @@ class Followed:
     def __init__(self, theirs: Any) -> None:
         self.optimizer = theirs
         self.ours = _converted(theirs)
-        self._schedule = theirs.lr_scheduler
+        self._schedule = Watched(theirs.lr_scheduler, theirs.num_update)
+        self._own = _own(theirs, self.ours)
         self._factors: dict[str, Any] = {}
         self.follow([*theirs.param_dict])
 
     def follow(self, key: Any) -> None:
-        """Give ours the numbers that MXNet's optimizer has now, with the factors of some keys."""
+        """Give ours the numbers that MXNet's optimizer has now, with the factors of some keys.
+
+        Raises
+        ------
+        ReadOnlyAttribute
+            When the program has changed a number on which states depend, such as a momentum.
+        """
         theirs, ours = self.optimizer, self.ours
-        if theirs.lr_scheduler is not self._schedule:
-            self._schedule = theirs.lr_scheduler
+        if theirs.lr_scheduler is not self._schedule.given:
             ours.lr_scheduler = converted_schedule(theirs.lr_scheduler)
+            self._schedule = Watched(theirs.lr_scheduler, theirs.num_update)
+        elif self._schedule.is_changed():
+            # It has counted the updates so far: its arguments alone do not give its rates.
+            ours.lr_scheduler = Repeated(theirs.lr_scheduler)
+            self._schedule = Watched(theirs.lr_scheduler, theirs.num_update)
         if theirs.lr_scheduler is None and ours.learning_rate != theirs.lr:
             ours.learning_rate = theirs.lr
         for name, value in _common(theirs).items():
             if getattr(ours, name) != value:
                 setattr(ours, name, value)
+        own = _own(theirs, ours)
+        for name, value in own.items():
+            if value != self._own[name]:
+                setattr(ours, name, value)
+        self._own = own
         for name in ("lr_mult", "wd_mult"):
             self._follow_factors(name, key if is_list(key) else [key])
 
@@ -91,17 +107,35 @@ class Followed:
                     ours[key] = getattr(parameter, name)
 
     def count(self) -> None:
-        """Give MXNet's optimizer the number of updates, from which its `learning_rate` follows."""
+        """Give MXNet's optimizer the number of updates, from which its `learning_rate` follows.
+
+        Its schedule counts too, as in MXNet's own updates: a change by the program begins there.
+        """
         self.optimizer.num_update = self.ours.num_update
+        self._schedule.count(self.ours.num_update)
 
     def lead(self) -> None:
         """Give MXNet's optimizer the numbers of ours, which a checkpoint has changed."""
         theirs, ours = self.optimizer, self.ours
         for name in COMMON:
             setattr(theirs, name, getattr(ours, name))
+        for name in self._own:
+            setattr(theirs, _held(theirs, name), getattr(ours, name))
+        self._own = _own(theirs, ours)
         self.count()
         if theirs.lr_scheduler is None:
             theirs.lr = ours.learning_rate
+
+
+def _held(theirs: Any, name: str) -> str:
+    """Return the attribute of MXNet's optimizer that holds an argument."""
+    return _ATTRIBUTES.get(type(theirs).__name__, {}).get(name, name)
+
+
+def _own(theirs: Any, ours: Optimizer) -> dict[str, Any]:
+    """Return the numbers of MXNet's optimizer that not every optimizer has, by argument."""
+    names = [each for each in ours.hyperparameters if each not in ("learning_rate", *COMMON)]
+    return {name: getattr(theirs, _held(theirs, name)) for name in names}
 
 
 def _common(theirs: Any) -> dict[str, Any]:
@@ -128,9 +162,9 @@ def _converted(theirs: Any) -> Optimizer:
             f"kv.set_updater(mx.optimizer.get_updater(optimizer)), or on each rank by "
             f"update_on_kvstore=False in gluon.Trainer, and MXNET_UPDATE_ON_KVSTORE=0 for Module"
         )
-    held, schedule = _ATTRIBUTES.get(name, {}), converted_schedule(theirs.lr_scheduler)
+    schedule = converted_schedule(theirs.lr_scheduler)
     names = {*kind.hyperparameters} - {"learning_rate"}
-    numbers = {each: getattr(theirs, held.get(each, each)) for each in names}
+    numbers = {each: getattr(theirs, _held(theirs, each)) for each in names}
     return kind(
         **{**numbers, **_common(theirs)},
         learning_rate=theirs.lr if schedule is None else None,

@@ -40,6 +40,61 @@ class Repeated:
         return rate
 
 
+class Watched:
+    """A schedule of MXNet whose attributes the program may change, and that counts as in MXNet.
+
+    Parameters
+    ----------
+    given : callable or None
+    num_update : int
+        Number of updates so far.
+
+    Attributes
+    ----------
+    given : callable or None
+        Called with each number of updates, so that a change begins at the rate of that number.
+    """
+
+    def __init__(self, given: Any, num_update: int) -> None:
+        self.given, self._last = given, num_update
+        self._remember()
+
+    def count(self, num_update: int) -> None:
+        """Let the schedule count, once for a number; a function without attributes is not called.
+
+        A schedule that the program has just changed counts after `is_changed` has found the change.
+        """
+        if self._numbers and num_update != self._last and not self.is_changed():
+            self._last = num_update
+            self.given(num_update)
+            self._remember()
+
+    def is_changed(self) -> bool:
+        """Return whether the program has changed a number of the schedule."""
+        found = _numbers(self.given)
+        return found != self._numbers and not any(
+            found == self._counted(self._last + more) for more in range(2)
+        )
+
+    def _counted(self, num_update: int) -> dict[str, Any]:
+        """Return the numbers after a call; ranks of `run_ranks` may share a schedule and count."""
+        counted = copy.deepcopy(self._copy)
+        counted(num_update)
+        return _numbers(counted)
+
+    def _remember(self) -> None:
+        self._copy, self._numbers = copy.deepcopy(self.given), _numbers(self.given)
+
+
+def _numbers(schedule: Any) -> dict[str, Any]:
+    """Return the numbers and texts that a schedule has now, in lists too, by attribute."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in getattr(schedule, "__dict__", {}).items()
+        if isinstance(value, (int, float, str, list, tuple))
+    }
+
+
 def converted_schedule(theirs: Any) -> Schedule | None:
     """Return a schedule with the rates of MXNet's.
 

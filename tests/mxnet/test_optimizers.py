@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.errors import NotSupported, UsageError
+from ncclkv.errors import NotSupported, ReadOnlyAttribute, UsageError
 from tests.mxnet.training import SHAPES, difference, named, trained
 
 mx = pytest.importorskip("mxnet", reason="MXNet is not installed")
@@ -45,6 +45,16 @@ SCHEDULES: dict[str, Callable[[], Any]] = {
         60, base_lr=0.1, warmup_steps=4, warmup_begin_lr=0.05, warmup_mode="constant"
     ),
 }
+
+
+class Inverse:
+    """A schedule of the program."""
+
+    def __init__(self, base_lr: float) -> None:
+        self.base_lr = base_lr
+
+    def __call__(self, num_update: int) -> float:
+        return self.base_lr / (1 + num_update // 5)
 
 
 def compared(make: Callable[[], Any], keys: list[Any]) -> float:
@@ -143,6 +153,81 @@ def test_changes_are_followed() -> None:
         rate = optimizer.learning_rate
     assert difference(*weights) < 1e-6
     assert rate == 0.2 * 0.5**9
+
+
+OWN = [
+    ("adam", {"beta1": 0.5, "beta2": 0.9, "epsilon": 0.1}),
+    ("rmsprop", {"gamma1": 0.5, "clip_weights": 0.2}),
+    ("adagrad", {"float_stable_eps": 0.5}),
+    ("ftml", {"beta1": 0.3}),
+]
+
+
+@pytest.mark.parametrize(("name", "numbers"), OWN)
+def test_changes_of_an_optimizers_own_numbers_are_followed(
+    name: str, numbers: dict[str, float]
+) -> None:
+    weights = []
+    for kv in (mx.kv.create("local"), ncclkv.mxnet.create("local")):
+        optimizer = named(
+            name, learning_rate=0.05, **({"clip_weights": 1.0} if name == "rmsprop" else {})
+        )
+        kv.set_optimizer(optimizer)
+
+        def change(step: int, optimizer: Any = optimizer) -> None:
+            if step == 20:
+                vars(optimizer).update(numbers)
+
+        weights.append(trained(kv, NAMES, [0], change))
+    assert difference(*weights) < 1e-6
+
+
+def test_a_changed_momentum_is_refused_before_the_push() -> None:
+    optimizer = mx.optimizer.SGD(learning_rate=0.5, momentum=0.9)
+    with ncclkv.mxnet.create("local") as kv:
+        kv.set_optimizer(optimizer)
+        kv.init("w", mx.nd.zeros((2,)))
+        optimizer.momentum = 0.5
+        with pytest.raises(ReadOnlyAttribute, match=r"momentum .* give it to set_optimizer"):
+            kv.push("w", mx.nd.ones((2,)))
+        optimizer.momentum = 0.9
+        kv.push("w", mx.nd.ones((2,)))
+        assert kv.pull("w").tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["", "reads"])
+@pytest.mark.parametrize("schedule", ["factor", "warm", "steps", "poly", "own"])
+def test_changes_of_a_schedule_are_followed(schedule: str, reads: bool) -> None:
+    weights = []
+    for kv in (mx.kv.create("local"), ncclkv.mxnet.create("local")):
+        optimizer = named(
+            "sgd", lr_scheduler=Inverse(0.1) if schedule == "own" else SCHEDULES[schedule]()
+        )
+        kv.set_optimizer(optimizer)
+
+        def change(step: int, optimizer: Any = optimizer) -> None:
+            if step in (12, 20):
+                optimizer.lr_scheduler.base_lr *= 3.0
+            if reads:
+                assert optimizer.learning_rate > 0
+
+        weights.append(trained(kv, NAMES, [0], change))
+    assert difference(*weights) < 1e-6
+
+
+def test_ranks_that_are_threads_may_share_a_schedule() -> None:
+    schedule = SCHEDULES["factor"]()
+
+    def body() -> Any:
+        with ncclkv.mxnet.create("dist_sync") as kv:
+            kv.set_optimizer(mx.optimizer.SGD(lr_scheduler=schedule))
+            return trained(kv, NAMES, [kv.rank])
+
+    theirs = mx.kv.create("local")
+    theirs.set_optimizer(mx.optimizer.SGD(lr_scheduler=SCHEDULES["factor"]()))
+    expected = trained(theirs, NAMES, [0, 1])
+    for weights in ncclkv.testing.run_ranks(2, body):
+        assert difference(expected, weights) < 1e-6
 
 
 def test_its_learning_rate_is_that_of_the_last_update() -> None:
