@@ -47,7 +47,8 @@ def run_ranks(
         Number of ranks.
     body : callable
         ``body(*args)``; inside it ``ncclkv.create("dist")`` is a store over all of them, in host
-        memory.  ``dist_sync``, ``threads`` and ``ncclkv.comm.world()`` have the same ranks.
+        memory.  ``dist_sync``, ``threads`` and ``ncclkv.comm.world()`` have the same ranks.  A
+        thread that `body` starts is no rank: `UsageError` refuses these names there.
     *args
         Arguments of `body` on every rank.
     timeout : float

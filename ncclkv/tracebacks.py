@@ -148,13 +148,24 @@ def trim(error: BaseException) -> None:
         if each is not error:
             each.__traceback__ = _users(each.__traceback__)
         earlier = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
-        while id(earlier) not in seen and earlier and _users(earlier.__traceback__) is None:
+        while id(earlier) not in seen and earlier and _is_ours(earlier):
             seen.add(id(earlier))
             earlier = earlier.__cause__ or earlier.__context__
         earlier = None if id(earlier) in seen else earlier
         if earlier is not each.__context__ or each.__cause__ is not None:
             each.__cause__ = earlier
         each = earlier
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Return whether an error has frames of the package alone, so that it explains nothing.
+
+    An error without frames is the program's, given by ``raise ... from ValueError("...")``, unless
+    its class is the package's: `trim` has cut the frames of those.
+    """
+    if error.__traceback__ is None:
+        return isinstance(error, KVStoreError)
+    return _users(error.__traceback__) is None
 
 
 def mark_from_program(error: BaseException) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -193,6 +195,19 @@ def test_a_changed_momentum_is_refused_before_the_push() -> None:
         optimizer.momentum = 0.9
         kv.push("w", mx.nd.ones((2,)))
         assert kv.pull("w").tolist() == [-0.5, -0.5]
+
+
+def test_a_traceback_shows_the_program_alone() -> None:
+    optimizer = mx.optimizer.SGD(momentum=0.9)
+    with ncclkv.mxnet.create("local") as kv:
+        kv.set_optimizer(optimizer)
+        kv.init("w", mx.nd.zeros((2,)))
+        optimizer.momentum = 0.5
+        with pytest.raises(ReadOnlyAttribute) as caught:
+            kv.pushpull("w", mx.nd.ones((2,)))
+    shown = [each.filename for each in traceback.extract_tb(caught.value.__traceback__)]
+    assert shown[0] == __file__
+    assert len(shown) == (1 if sys.version_info >= (3, 11) else 2)
 
 
 @pytest.mark.parametrize("reads", [False, True], ids=["", "reads"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,23 @@ def test_threads_are_ranks_only_while_they_run(name: str) -> None:
 
     assert run_ranks(3, body) == [3, 3, 3]
     assert ncclkv.create(name).num_workers == 1
+
+
+@pytest.mark.parametrize("name", ["threads", "dist", "dist_sync"])
+def test_a_thread_that_a_rank_starts_is_refused(name: str) -> None:
+    """A store of the thread would be alone, and its sums those of one rank."""
+
+    def body() -> tuple[int, int]:
+        with ThreadPoolExecutor(1) as pool, ncclkv.create(name) as kv:
+            with pytest.raises(UsageError) as caught:
+                pool.submit(ncclkv.create, name).result()
+            kv.barrier()
+            check_words(caught.value, "is not a rank", "rank 0, rank 1", "'local'")
+            return kv.num_workers, pool.submit(ncclkv.create, "local").result().num_workers
+
+    assert run_ranks(2, body) == [(2, 1)] * 2
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(ncclkv.create, name).result().num_workers == 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -50,7 +50,8 @@ def world(timeout: float | None = None) -> Communicator:
     Raises
     ------
     UsageError
-        When `timeout` is not a finite number above 0.
+        When `timeout` is not a finite number above 0, or the thread is no rank of a ``run_ranks``
+        that runs.
     LaunchError
         When a launcher started several processes, and MPI cannot be loaded or sees fewer.
 
@@ -67,6 +68,7 @@ def world(timeout: float | None = None) -> Communicator:
     callbacks.refuse("world")
     if threads.is_rank():
         return threads.world(None if timeout is None else env.timeout(timeout))
+    threads.refuse_other_threads()
     timeout = env.timeout(timeout)
     started = env.launched_size()
     alone = started == 1 if started is not None else not env.launched_without_size()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ncclkv.comm.messages.progress import progress_engines
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.transport import Request, Transport, WrongLength
 from ncclkv.comm.types import Buffer
-from ncclkv.errors import CommAborted, RankLost
+from ncclkv.errors import CommAborted, RankLost, UsageError
 from ncclkv.system.memory import memory_left
 
 # Up to here the sender copies its data, and does not wait for the receiver.
@@ -272,6 +273,9 @@ class _Current(threading.local):
 
 _current = _Current()
 
+_rank_threads: WeakSet[threading.Thread] = WeakSet()
+"""The threads that are ranks, and those that were and have ended."""
+
 _numbers = count(1)
 """Numbers of the groups so far, for their names."""
 
@@ -301,11 +305,35 @@ def abort(communicator: HostCommunicator, reason: str) -> None:
 def become(communicator: Communicator | None) -> None:
     """Make this thread a rank; None ends that."""
     _current.communicator = communicator
+    if communicator is None:
+        _rank_threads.discard(threading.current_thread())
+    else:
+        _rank_threads.add(threading.current_thread())
 
 
 def is_rank() -> bool:
     """Return whether this thread is a rank."""
     return _current.communicator is not None
+
+
+def refuse_other_threads() -> None:
+    """Refuse a thread that a rank may have started: its store would be alone, with wrong sums.
+
+    Raises
+    ------
+    UsageError
+        While threads are ranks, in a thread that is neither a rank nor the main thread.
+    """
+    this = threading.current_thread()
+    if is_rank() or this is threading.main_thread():
+        return
+    ranks = sorted(each.name for each in tuple(_rank_threads) if each.is_alive())
+    if ranks:
+        raise UsageError(
+            f"thread {this.name!r} is not a rank, but run_ranks runs ({', '.join(ranks)}): a store "
+            f"of this thread would be alone; create the store in the function that run_ranks "
+            f"calls, and push from other threads inside kv.overlap(), or create 'local' to be alone"
+        )
 
 
 def are_ranks_of(communicator: Communicator) -> bool:
@@ -316,8 +344,10 @@ def are_ranks_of(communicator: Communicator) -> bool:
 def world(timeout: float | None = None) -> Communicator:
     """Make a communicator of all ranks of this thread's group.
 
-    A thread that is no rank gets a communicator of this process alone.
+    A thread that is no rank gets a communicator of this process alone, except for those of
+    `refuse_other_threads`.
     """
+    refuse_other_threads()
     if _current.communicator is None:
         return SoloCommunicator(env.timeout(timeout))
     return _current.communicator.duplicate(timeout)
