@@ -295,21 +295,6 @@ def test_a_cause_that_was_not_raised_is_shown() -> None:
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_a_cause_that_was_not_raised_is_shown() -> None:
-    class Refused(UsageError):
-        pass
-
-    def refuse(*_: Any) -> None:
-        raise Refused("refused") from ValueError("why")
-
-    with ncclkv.create("local") as kv:
-        kv.init("w", ONES)
-        kv.set_updater(refuse)
-        with pytest.raises(Refused) as caught:
-            kv.push("w", ONES)
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
 def test_a_cause_inside_the_package_is_left_out() -> None:
     inner, outer = UsageError("inside"), CommAborted("rank 0 of 2: outside")
     outer.__context__ = outer.__cause__ = inner
