@@ -11,12 +11,13 @@ import mxnet
 import ncclkv
 from ncclkv.mxnet.optimizers import Followed
 from ncclkv.mxnet.updaters import OnNDArrays
-from ncclkv.tracebacks import public_methods
+from ncclkv.tracebacks import public, public_init, public_methods
 
 _SYNCHRONOUS = {"dist": "dist_sync", "nccl": "dist_device_sync", "threads": "dist_sync"}
 """Types that Module recognises as synchronous: it then divides gradients by the ranks' number."""
 
 
+@public_init
 @public_methods()
 class NCCLKV(mxnet.kvstore.KVStoreBase):  # type: ignore[misc]  # MXNet has no types
     """A store of ncclkv with MXNet's interface; arrays may be NDArrays.
@@ -156,6 +157,7 @@ class NCCLKV(mxnet.kvstore.KVStoreBase):  # type: ignore[misc]  # MXNet has no t
         return self._store.num_workers
 
 
+@public
 def create(name: str = "dist_sync", **options: Any) -> NCCLKV:
     """Make a store for the argument `kvstore` of MXNet's trainers; collective.
 
