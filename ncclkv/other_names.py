@@ -23,9 +23,13 @@ OF_PACKAGE: Mapping[str, str] = {
     "shutdown": "no call is needed; kv.close() ends a store",
     "DistributedOptimizer": "wrap the module: ncclkv.torch.DataParallel(model)",
     "broadcast_parameters": "ncclkv.torch.DataParallel(model) gives all ranks rank 0's parameters",
+    **dict.fromkeys(
+        ("UsageError", "NotSupported", "OrderMismatch", "RankLost", "CommTimeout", "LaunchError"),
+        "errors are in ncclkv.errors",
+    ),
     "gluon": "after `import ncclkv.mxnet` call mxnet's gluon.Trainer(..., kvstore='ncclkv')",
 }
-"""Advice by names of the packages mxnet and horovod."""
+"""Advice by names of the packages mxnet and horovod, and of errors."""
 
 OF_STORES: Mapping[str, str] = {
     "get_type": "read kv.type",

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from inspect import iscoroutinefunction, isgeneratorfunction
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
@@ -63,13 +64,13 @@ def run_ranks(
     Raises
     ------
     UsageError
-        When `size` is not an int above 0, `body` no function, or `timeout` not a finite number
-        above 0.
+        When `size` is not an int above 0, `body` no function or one whose call only makes a
+        generator or a coroutine, or `timeout` not a finite number above 0.
     Exception
         Exception of a rank, with the rank in its text.  When several ranks raise, the first cause:
         an error other than `CommError`, of the lowest rank.
     KeyboardInterrupt
-        On Ctrl-C, or the stop button of a notebook, within a second.  Calls of stores then raise
+        In the main thread, on Ctrl-C or the stop button of a notebook, within a second.  Calls of stores then raise
         `CommError` on every rank, and `KeyboardInterrupt` ends the ranks' own code.  A rank in a
         call that Python cannot end, such as `time.sleep`, ends after that call; a rank in an
         import, at its next call of a store.
@@ -91,6 +92,11 @@ def run_ranks(
         if not callable(given):
             kind = type(given).__name__
             raise UsageError(f"run_ranks: body is a {kind}; give a function: run_ranks(2, body)")
+        if isgeneratorfunction(given) or iscoroutinefunction(given):
+            raise UsageError(
+                "run_ranks: a call of body makes a generator or a coroutine, and runs nothing; give "
+                "a function that runs it, as lambda: list(body()) or lambda: asyncio.run(body())"
+            )
         made = threads.communicators(size, env.timeout(timeout))
         return _results([_Rank(rank, each, lambda: body(*args)) for rank, each in enumerate(made)])
     except BaseException as error:

@@ -20,6 +20,7 @@ from ncclkv import optimizer
         ("ncclkv.kvstore.create", "ncclkv.create('dist_sync') replaces mx.kv.create('dist_sync')"),
         ("kv.get_type()", "read kv.type"),
         ("kv.size", "read kv.num_workers"),
+        ("ncclkv.UsageError", "errors are in ncclkv.errors"),
         ("kv.world_size", "read kv.num_workers"),
         ("kv.all_reduce(3)", "call kv.allreduce(x, out=x)"),
         ("kv.all_gather_object(3)", "call kv.allgather_object(x)"),

@@ -28,6 +28,20 @@ def test_a_body_that_is_no_function_is_refused() -> None:
     assert str(caught.value) == "run_ranks: body is a str; give a function: run_ranks(2, body)"
 
 
+async def coroutine() -> None:
+    """Return at once."""
+
+
+def generator() -> Iterator[int]:
+    yield 3
+
+
+@pytest.mark.parametrize("body", [coroutine, generator])
+def test_a_body_that_would_run_nothing_is_refused(body: Any) -> None:
+    with pytest.raises(UsageError, match="runs nothing; give a function that runs it, as lambda: "):
+        run_ranks(2, body)
+
+
 def test_results_come_in_rank_order() -> None:
     def body(factor: int) -> int:
         time.sleep(0.02 * (3 - number()))
