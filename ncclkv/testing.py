@@ -165,6 +165,7 @@ class _Rank(threading.Thread, Generic[Result]):
             threads.become(self.communicator)
             try:
                 self.result = self._body()
+                threads.leave(self.communicator)
             except BaseException as error:
                 trim_begin(error)
                 self.error = error

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import torch
 
-from ncclkv.errors import UsageError
+from ncclkv.errors import OrderMismatch, UsageError
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.sums import init_sums, settle
 from ncclkv.torch.views import as_tensor
@@ -89,13 +89,24 @@ class Buffers:
         """
         if not self._names:
             return
+        try:
+            self._copy_from(self._source_of(uneven=uneven), self.tensors())
+        except OrderMismatch as error:
+            raise OrderMismatch(
+                f"DataParallel: buffers follow rank 0 at the first forward pass after each step, "
+                f"so all ranks make this pass; for a pass of this rank alone, such as a "
+                f"validation, call model.module: {error}"
+            ) from error
+
+    def _source_of(self, *, uneven: bool) -> int:
+        """Return the rank whose values all ranks take."""
         source = 0
         if uneven:
             self._source[...] = self._kv.rank
             self._kv.push(_SOURCE, self._source)
             self._kv.wait(_SOURCE)
             source = int(self._source)
-        self._copy_from(source, self.tensors())
+        return source
 
     def _copy_from(self, source: int, tensors: list[torch.Tensor]) -> None:
         """Give tensors on all ranks the values of a rank."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.errors import CommTimeout, LaunchError, SpecMismatch, UsageError
+from ncclkv.errors import CommTimeout, LaunchError, RankLost, SpecMismatch, UsageError
 from ncclkv.testing import run_ranks
 from tests.conformance.expect import check_words
 from tests.conformance.readme import check_first_program
@@ -203,3 +203,29 @@ def test_a_part_of_the_threads_by_the_program_of_a_job(name: str) -> None:
 def test_a_wrong_timeout_of_the_threads_is_refused() -> None:
     with pytest.raises(UsageError, match="timeout=-1"):
         run_ranks(1, ncclkv.comm.world, -1)
+
+
+def test_a_rank_that_returned_is_named_at_once() -> None:
+    def body() -> None:
+        kv = ncclkv.create("dist", timeout=60)
+        if number() == 0:
+            kv.barrier()
+
+    begin = time.monotonic()
+    with pytest.raises(RankLost) as caught:
+        run_ranks(2, body)
+    assert time.monotonic() - begin < 30
+    check_words(caught.value, "rank 1 left", "its function returned without closing the store")
+
+
+def test_a_rank_that_returned_early_keeps_what_it_has_sent() -> None:
+    def body(nbytes: int) -> int:
+        kv = ncclkv.create("dist", timeout=60)
+        kv.init("w", np.zeros(nbytes // 8))
+        kv.push("w", np.ones(nbytes // 8))
+        if number() == 0:
+            time.sleep(0.2)
+        return int(kv.pull("w").sum()) + len(kv.allgather_object(bytes(nbytes)))
+
+    for nbytes in (8, 1 << 13, 1 << 21):
+        assert run_ranks(3, body, nbytes) == [3 * nbytes // 8 + 3] * 3

@@ -302,6 +302,14 @@ def abort(communicator: HostCommunicator, reason: str) -> None:
             progress.end(CommAborted(left(made.rank, made.size, reason)))
 
 
+def leave(communicator: HostCommunicator) -> None:
+    """Send a farewell on the communicator of a thread that ends, and on all made from it.
+
+    Without the farewell the ranks that wait for this rank would wait for the whole timeout.
+    """
+    communicator.calls.transport.leave("its function returned without closing the store")
+
+
 def become(communicator: Communicator | None) -> None:
     """Make this thread a rank; None ends that."""
     _current.communicator = communicator

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ncclkv
-from ncclkv.errors import NotSupported, UnknownArgument, UsageError
+from ncclkv.errors import NotSupported, OrderMismatch, UnknownArgument, UsageError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -235,3 +235,15 @@ def test_join_takes_ddps_arguments(model: Any) -> None:
         model.join(throw_on_early_termination=True),
     ):
         pass
+
+
+def test_a_validation_by_the_wrapper_on_one_rank_names_the_module() -> None:
+    def work() -> None:
+        model = DataParallel(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)), "dist")
+        model(torch.randn(4, 2)).sum().backward()
+        if model.kvstore.rank == 0:
+            model.eval()(torch.randn(4, 2))
+        model.kvstore.barrier()
+
+    with pytest.raises(OrderMismatch, match=r"call model\.module: .* but rank 1 called barrier"):
+        ncclkv.testing.run_ranks(2, work)
