@@ -70,10 +70,10 @@ def run_ranks(
         Exception of a rank, with the rank in its text.  When several ranks raise, the first cause:
         an error other than `CommError`, of the lowest rank.
     KeyboardInterrupt
-        In the main thread, on Ctrl-C or the stop button of a notebook, within a second.  Calls of stores then raise
-        `CommError` on every rank, and `KeyboardInterrupt` ends the ranks' own code.  A rank in a
-        call that Python cannot end, such as `time.sleep`, ends after that call; a rank in an
-        import, at its next call of a store.
+        In the main thread, on Ctrl-C or the stop button of a notebook, within a second.  Calls of
+        stores then raise `CommError` on every rank, and `KeyboardInterrupt` ends the ranks' own
+        code.  A rank in a call that Python cannot end, such as `time.sleep`, ends after that call;
+        a rank in an import, at its next call of a store.
 
     Examples
     --------
@@ -94,8 +94,9 @@ def run_ranks(
             raise UsageError(f"run_ranks: body is a {kind}; give a function: run_ranks(2, body)")
         if isgeneratorfunction(given) or iscoroutinefunction(given):
             raise UsageError(
-                "run_ranks: a call of body makes a generator or a coroutine, and runs nothing; give "
-                "a function that runs it, as lambda: list(body()) or lambda: asyncio.run(body())"
+                "run_ranks: a call of body makes a generator or a coroutine, and runs nothing; "
+                "give a function that runs it, as lambda: list(body()) or lambda: "
+                "asyncio.run(body())"
             )
         made = threads.communicators(size, env.timeout(timeout))
         return _results([_Rank(rank, each, lambda: body(*args)) for rank, each in enumerate(made)])

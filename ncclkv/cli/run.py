@@ -16,6 +16,7 @@ from ncclkv.cli.options import check, check_for_launcher, describe
 from ncclkv.cli.outcome import Outcome
 from ncclkv.cli.output import create_files
 from ncclkv.cli.report import describe_not_begun, report
+from ncclkv.cli.torch_env import LOCAL_RANK
 from ncclkv.errors import LaunchError
 
 __all__ = ["describe", "main"]
@@ -98,6 +99,8 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if ranks > 1 else ()
     unless_set = {**dict.fromkeys(names, "1"), **launcher.unless_set}
     environment = env.for_ranks(settings, unless_set)
+    if ranks > 1 and (set_here := environment.get(LOCAL_RANK)):
+        warn(f"ncclkv run: all ranks get {LOCAL_RANK}={set_here}, which is set here; unset it\n")
     several = bool(launcher.line and (slots or allocation.host_variable()))
     port = options.port if options.port is not None else 0 if several else None
     line = launcher.with_environment(environment)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import socket
 
+LOCAL_RANK = "LOCAL_RANK"
+
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -50,7 +52,7 @@ def local_variables(rank: int | None, size: int | None) -> dict[str, str]:
     """Return the variables of a rank's place on its host; none where the place is not known."""
     if rank is None or size is None:
         return {}
-    return {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
+    return {LOCAL_RANK: str(rank), "LOCAL_WORLD_SIZE": str(size)}
 
 
 def variables(rank: int, size: int, master: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -571,7 +571,7 @@ are ints, such as 3; use one kind
         x : array or number, or list of them
             Any shape and dtype that `init` takes, equal on all ranks.
         op : {"sum", "avg", "max", "min", "prod"}
-            As for `init`.
+            As for `init`: the average of an array of integers, also of shape (), is an integer.
         out : array, or list of them, optional
             Written in any layout, with a cast to its dtype; may be `x`.
 

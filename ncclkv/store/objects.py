@@ -42,7 +42,8 @@ class Objects(Component):
         with self._sending:
             with self._session.checks:
                 self._check_root(root)
-                message = self._pickled(verb, obj) if self._comm.rank == root else None
+            # Not among the checks: Ctrl-C in a long pickle would leave this rank a call behind.
+            message = self._pickled(verb, obj) if self._comm.rank == root else None
             shown = f"root={int(root)}"
             self._calls.record(verb, logged=LoggedKeys(contract.text_code(shown)), arguments=shown)
             sent = self._comm.control.broadcast(message, int(root), f"{verb}({shown})")
@@ -53,8 +54,7 @@ class Objects(Component):
         """Return copies of all ranks' objects, in rank order."""
         verb = "allgather_object"
         with self._gathering:
-            with self._session.checks:
-                message = self._pickled(verb, obj)
+            message = self._pickled(verb, obj)  # not among the checks, as above
             self._calls.record(verb)
             sent = self._comm.control.allgather(message, f"{verb}()")
             with self._session.checks:  # the exchange is complete: an exception breaks nothing
@@ -84,7 +84,8 @@ class Objects(Component):
             return Refusal(
                 f"{verb}: the object of rank {self._comm.rank}, a {type(obj).__name__}, has "
                 f"{len(data):,} bytes when pickled, and {MAX_BYTES:,} are allowed; give arrays to "
-                f"allgather, or to broadcast with a key"
+                f"allgather, or to broadcast with a key; a view of a tensor is pickled with all of "
+                f"the tensor: give its .clone()"
             )
         return data
 
@@ -95,8 +96,9 @@ class Objects(Component):
         try:
             return pickle.loads(sent)
         except Exception as error:
+            missing = isinstance(error, (AttributeError, ImportError))
+            advice = "; define its class in a module that all ranks import" * missing
             raise UsageError(
                 f"{verb}: the object of rank {rank} cannot be unpickled here: "
-                f"{type(error).__name__}: {error}; define its class in a module that all ranks "
-                f"import"
+                f"{type(error).__name__}: {error}{advice}"
             ) from error

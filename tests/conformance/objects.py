@@ -117,13 +117,18 @@ class Unpicklable:
         raise ZeroDivisionError("in the middle")
 
 
-def fail() -> Any:
-    raise ZeroDivisionError("at the end")
+def fail(error: type[Exception]) -> Any:
+    raise error("at the end")
 
 
 class Broken:
+    """An object whose unpickling raises an error."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
     def __reduce__(self) -> Any:
-        return fail, ()
+        return fail, (self.error,)
 
 
 @case()
@@ -137,13 +142,11 @@ def objects_that_cannot_be_pickled_are_refused_on_every_rank(create: Stores) -> 
     with refused(kv, UsageError, "rank 0, a Unpicklable, cannot be pickled: ZeroDivisionError: in"):
         kv.broadcast_object(Unpicklable())
     for call in (kv.allgather_object, kv.broadcast_object):
-        with refused(
-            kv,
-            UsageError,
-            f"{call.__name__}: the object of rank 0 cannot be unpickled here: ZeroDivisionError",
-            "a module that all ranks import",
-        ):
-            call(Broken())
+        said = f"{call.__name__}: the object of rank 0 cannot be unpickled here: "
+        with refused(kv, UsageError, f"{said}ZeroDivisionError: at the end"):
+            call(Broken(ZeroDivisionError))
+        with refused(kv, UsageError, f"{said}AttributeError", "a module that all ranks import"):
+            call(Broken(AttributeError))
     assert kv.broadcast_object(1) == 1
     intact(kv)
 

@@ -23,8 +23,11 @@ SHOW = f"import os; print(*(os.environ.get(name, '-') for name in {NAMES}))"
 PROGRAM = (sys.executable, "-c", SHOW)
 
 
-def start(*command: str, **variables: str) -> list[str]:
-    """Run a command without torch's variables but these; return its sorted lines of output."""
+def start(*command: str, errors: list[str] | None = None, **variables: str) -> list[str]:
+    """Run a command without torch's variables but these; return its sorted lines of output.
+
+    Its lines of stderr are added to `errors`.
+    """
     inherited = {name: text for name, text in os.environ.items() if name not in NAMES}
     done = subprocess.run(
         command,
@@ -37,19 +40,24 @@ def start(*command: str, **variables: str) -> list[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    if errors is not None:
+        errors += done.stderr.splitlines(keepends=True)
     return sorted(done.stdout.splitlines())
 
 
-def run(*arguments: str, **variables: str) -> list[str]:
+def run(*arguments: str, errors: list[str] | None = None, **variables: str) -> list[str]:
     """Run ``ncclkv run``; see `start`."""
-    return start(sys.executable, "-m", "ncclkv", "run", *arguments, **variables)
+    command = (sys.executable, "-m", "ncclkv", "run", *arguments)
+    return start(*command, errors=errors, **variables)
 
 
 def test_the_place_on_the_host_is_set_unless_it_is_set() -> None:
     assert run("-n", "1", "--", *PROGRAM) == ["[0] 0 1 - - - -"]
     assert run("-n", "2", "--", *PROGRAM) == ["[0] 0 2 - - - -", "[1] 1 2 - - - -"]
-    found = run("-n", "2", "--", *PROGRAM, LOCAL_RANK="7")
+    errors: list[str] = []
+    found = run("-n", "2", "--", *PROGRAM, errors=errors, LOCAL_RANK="7")
     assert found == ["[0] 7 2 - - - -", "[1] 7 2 - - - -"]
+    assert "ncclkv run: all ranks get LOCAL_RANK=7, which is set here; unset it\n" in errors
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

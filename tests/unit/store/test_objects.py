@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ncclkv
-from ncclkv.errors import UsageError
+from ncclkv.errors import CommAborted, RankLost, UsageError
 from ncclkv.store import objects
 from ncclkv.testing import run_ranks
 from tests.harness.extent import examples
@@ -124,3 +124,27 @@ def _call() -> None:
 class CallsTheStore:
     def __reduce__(self) -> Any:
         return _call, ()
+
+
+class Interrupted:
+    def __reduce__(self) -> Any:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("verb", ["allgather_object", "broadcast_object"])
+def test_ctrl_c_while_an_object_is_pickled_breaks_the_store(verb: str) -> None:
+    """Check that later calls do not meet the peers' call that this rank has left out."""
+
+    def body() -> None:
+        with ncclkv.create("threads", timeout=20) as kv:
+            call = getattr(kv, verb)
+            if kv.rank == 0:
+                with pytest.raises(KeyboardInterrupt):
+                    call(Interrupted())
+                with pytest.raises(CommAborted, match=f"{verb} was interrupted by Keyboard"):
+                    call(2)
+            else:
+                with pytest.raises(RankLost):
+                    call(1)
+
+    run_ranks(2, body)
