@@ -14,7 +14,7 @@ from ncclkv.cli import allocation, host_lists, hosts, mpi, waits
 from ncclkv.cli.job import Job, Start
 from ncclkv.cli.options import check, check_for_launcher, describe
 from ncclkv.cli.outcome import Outcome
-from ncclkv.cli.output import create_files
+from ncclkv.cli.output import create_files, open_missing_streams
 from ncclkv.cli.report import describe_not_begun, report
 from ncclkv.errors import LaunchError
 
@@ -29,6 +29,7 @@ CRASH_SECONDS = 5.0
 
 def main(options: argparse.Namespace) -> int:
     """Run a job, with at most ``--max-restarts`` restarts; return its exit code."""
+    open_missing_streams()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     check(options, command)
     start = prepare(options, command)
