@@ -16,7 +16,8 @@ would leave the other ranks waiting.
 ``NCCLKV_RESTART``        number of restarts of the job; set by ``ncclkv run`` for programs
 ``NCCLKV_RUN_SECRET``     and ``NCCLKV_RUN_EVENTS``: set by ``ncclkv run`` for its own use
 ``NCCLKV_ALONE``          ``1``: a process may be alone though a launcher started several: stores
-                          of all ranks are stores of this process, unless MPI has several ranks
+                          of all ranks are stores of this process, unless MPI has several ranks and
+                          this process is one of them
 ``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job, nor does a
                           call of MPI, NCCL or CUDA that never returns
 ``NCCLKV_EXIT_TIMEOUT``   seconds after which a rank that waits for others at its end ends the

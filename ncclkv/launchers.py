@@ -173,7 +173,9 @@ def this_program() -> str:
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if script in ("", "-", "-c") or hasattr(sys, "ps1"):
         return f"{_python()} SCRIPT"
-    words = ["-m", spec.name.removesuffix(".__main__")] if spec is not None else [script]
+    # A folder and a zip archive have a spec, too, whose name Python does not find again.
+    module = "__main__" if spec is None else spec.name
+    words = [script] if module == "__main__" else ["-m", module.removesuffix(".__main__")]
     return shlex.join([_python(), *words, *sys.argv[1:]])
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 from collections.abc import Callable
 from functools import partial
+from io import FileIO, TextIOWrapper
 from pathlib import Path
 
 from ncclkv.cli.lines import Lines
@@ -79,6 +81,18 @@ class Output:
                     name, other = ("stdout", ERR) if number == 1 else ("stderr", OUT)
                     self.between(other, f"ncclkv run: {name} cannot be written: {error}")
                 return
+
+
+def open_missing_streams() -> None:
+    """Open the null device for each closed standard stream, whose number a socket would get."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
+            os.set_inheritable(number, True)
+            null = FileIO(number, "r" if number == 0 else "w", closefd=False)
+            setattr(sys, name, TextIOWrapper(null))
 
 
 def path_of(folder: Path, rank: int, kind: bytes) -> Path:

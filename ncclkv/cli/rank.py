@@ -260,8 +260,10 @@ def main(options: Set[str], address: str, command: list[str]) -> int:
     unless_set = torch_env.local_variables(local_rank, local_size)
     if TORCH_ENV in options:
         size = 1 if alone else env.launched_size() or 1
-        settings, more = torch_env.variables(rank, size, supervisor.meet())
-        unless_set |= more
+        # A place that the user has set may be that of a batch script, and would hold on every rank.
+        place = unless_set
+        settings, unless_set = torch_env.variables(rank, size, supervisor.meet())
+        settings |= place
     code = supervisor.run(command, settings, unless_set)
     if code and link is None:
         _warn(rank, f"failed: {f'exit code {code}' if code > 0 else f'signal {-code}'}")

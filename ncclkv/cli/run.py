@@ -14,7 +14,7 @@ from ncclkv.cli import allocation, host_lists, hosts, mpi, waits
 from ncclkv.cli.job import Job, Start
 from ncclkv.cli.options import check, check_for_launcher, describe
 from ncclkv.cli.outcome import Outcome
-from ncclkv.cli.output import create_files
+from ncclkv.cli.output import create_files, open_missing_streams
 from ncclkv.cli.report import describe_not_begun, report
 from ncclkv.cli.torch_env import LOCAL_RANK
 from ncclkv.errors import LaunchError
@@ -30,6 +30,7 @@ CRASH_SECONDS = 5.0
 
 def main(options: argparse.Namespace) -> int:
     """Run a job, with at most ``--max-restarts`` restarts; return its exit code."""
+    open_missing_streams()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     check(options, command)
     start = prepare(options, command)
@@ -99,7 +100,7 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if ranks > 1 else ()
     unless_set = {**dict.fromkeys(names, "1"), **launcher.unless_set}
     environment = env.for_ranks(settings, unless_set)
-    if ranks > 1 and (set_here := environment.get(LOCAL_RANK)):
+    if ranks > 1 and not options.torch_env and (set_here := environment.get(LOCAL_RANK)):
         warn(f"ncclkv run: all ranks get {LOCAL_RANK}={set_here}, which is set here; unset it\n")
     several = bool(launcher.line and (slots or allocation.host_variable()))
     port = options.port if options.port is not None else 0 if several else None

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -174,7 +175,8 @@ def _show(error: BaseException, chained: Callable[[], object] | None, where: str
     """Write the failed rank and its error, in the first line and after the traceback.
 
     A rank that only follows another's failure waits for that rank's output, and writes one line.
-    An error that every rank raises is one line of rank 0.
+    An error that every rank raises is one line of rank 0.  Another rank writes the line, too, if no
+    launcher has ended it, and if its parent may have started this program on one rank alone.
 
     Parameters
     ----------
@@ -188,9 +190,10 @@ def _show(error: BaseException, chained: Callable[[], object] | None, where: str
     if isinstance(error, LaunchError) and error.on_every_rank and not env.full_traceback():
         if env.launched_rank():
             time.sleep(_FIRST_SECONDS)
-            notify.notify(notify.FAILED, reason)
-        else:
-            announce(reason)
+            if not _parent_is_this_rank():
+                notify.notify(notify.FAILED, reason)
+                return
+        announce(reason)
         return
     if tracebacks.follows(error):
         if not isinstance(error, RankDied):
@@ -205,6 +208,22 @@ def _show(error: BaseException, chained: Callable[[], object] | None, where: str
     else:
         announce(reason)
         chained()
+
+
+def _parent_is_this_rank() -> bool:
+    """Return whether the parent process has the launcher's number of this rank, too.
+
+    Such a parent is a shell or a program, and no launcher.  The variables may be those of a job
+    that has ended, as in a container.  Then no rank 0 writes.
+    """
+    started = env.launched()
+    if started is None:
+        return False
+    try:
+        variables = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"{started.launcher.rank}={started.rank}".encode() in variables
 
 
 def _end_child() -> None:

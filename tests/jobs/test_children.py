@@ -39,3 +39,10 @@ def test_a_child_that_is_started_anew_is_refused(job: Job, case: str) -> None:
     for rank in range(RANKS):
         said = STARTED.format(rank=rank)
         assert any(said in line and GUARD in line for line in lines), ended.out
+
+
+def test_a_child_that_is_started_anew_may_be_alone(job: Job) -> None:
+    """Check programs that a rank starts with ``NCCLKV_ALONE=1``, such as the trials of a search."""
+    ended = job("children.py", "launched_alone", ranks=RANKS)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines() == ["0 of 1"] * RANKS

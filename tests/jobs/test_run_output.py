@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import subprocess
 import sys
@@ -174,3 +175,22 @@ def test_without_a_connection_output_takes_the_way_of_mpirun() -> None:
         assert f"[{rank}] fro\n" in done.stderr
         assert f"[{rank}] ncclkv run: rank {rank} on " in done.stderr
     assert done.stderr.count("cannot reach the runner at @ncclkv-run-nobody") == 2
+
+
+@pytest.mark.parametrize("streams", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_closed_streams_end_no_job(tmp_path: Path, streams: str, ranks: int) -> None:
+    """Check a command without stdout: its number must not become that of a socket."""
+    line = ["run", "-n", str(ranks), "--output-dir", str(tmp_path), "--", "echo", "here"]
+    command = shlex.join([sys.executable, "-m", "ncclkv", *line])
+    done = subprocess.run(
+        ["sh", "-c", f"{command} {streams}"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=stretched(30),
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    found = [(tmp_path / f"rank-{rank}.out").read_bytes() for rank in range(ranks)]
+    assert found == [b"here\n"] * ranks

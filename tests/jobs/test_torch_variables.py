@@ -62,7 +62,8 @@ def test_the_place_on_the_host_is_set_unless_it_is_set() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_variables_of_torch_are_those_of_one_job(ranks: int) -> None:
-    lines = run("-n", str(ranks), "--torch-env", "--", *PROGRAM, RANK="9", WORLD_SIZE="9")
+    others = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "9")
+    lines = run("-n", str(ranks), "--torch-env", "--", *PROGRAM, **others)
     port = lines[0].split()[-1]
     assert port.isdecimal()
     assert lines == [f"[{r}] {r} {ranks} {r} {ranks} 127.0.0.1 {port}" for r in range(ranks)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -82,6 +83,16 @@ def test_rank_0_alone_writes_the_line(variables: dict[str, str], line: str) -> N
     said = r"ncclkv: rank 0 of 2 on \S+ \(pid \d+\) failed, ending the job: LaunchError: "
     assert re.fullmatch(f"{said}{line}\n", first), first
     assert second == ""
+
+
+def test_a_later_rank_of_a_shell_writes_the_line() -> None:
+    """Check a program on one rank alone: no other process writes the reason of its end."""
+    line = f"{shlex.quote(sys.executable)} -c {shlex.quote(PROGRAM)}; exit $?"
+    process = start("sh", "-c", line, SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="2")
+    error = process.communicate(timeout=stretched(SECONDS))[1]
+    assert process.returncode
+    assert error.startswith("ncclkv: rank 2 of 4 on "), error
+    assert "does not join its ranks; type: srun --mpi=" in error
 
 
 def test_each_process_of_torchrun_is_refused() -> None:

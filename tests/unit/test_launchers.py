@@ -210,6 +210,7 @@ def test_a_launcher_that_gives_a_rank_alone(variable: str, monkeypatch: pytest.M
         (["train.py", "my data"], None, False, "python train.py 'my data'"),
         (["/x/app/__main__.py", "-v"], "app.__main__", False, "python -m app -v"),
         (["/x/app/train.py"], "app.train", False, "python -m app.train"),
+        (["app.pyz", "-v"], "__main__", False, "python app.pyz -v"),
         (["-c"], None, False, "python SCRIPT"),
         ([""], None, False, "python SCRIPT"),
         (["/x/ipykernel_launcher.py", "-f", "k"], "ipykernel_launcher", True, "python SCRIPT"),

@@ -67,13 +67,19 @@ def check_spawned() -> None:
     LaunchError
         In such a process: the launcher takes it for the rank, and MPI would end it.
     """
-    if (env.launched_size() or 1) == 1 or not (_is_spawned() or _has_lost_launcher()):
+    if not is_no_rank():
         return
     raise LaunchError(
         f"this process ({os.getpid()}) was started by rank {env.launched_rank()} and is no rank; "
-        f"create the store in the rank alone. A process that multiprocessing spawns imports the "
-        f'program again: put its code under if __name__ == "__main__":'
+        f"create the store in the rank alone, or set NCCLKV_ALONE=1 for a store of this process. A "
+        f"process that multiprocessing spawns imports the program again: put its code under "
+        f'if __name__ == "__main__":'
     )
+
+
+def is_no_rank() -> bool:
+    """Return whether a rank has surely started this process, and not a launcher of several."""
+    return (env.launched_size() or 1) > 1 and (_is_spawned() or _has_lost_launcher())
 
 
 def _is_spawned() -> bool:

@@ -72,6 +72,8 @@ def world(timeout: float | None = None) -> Communicator:
     timeout = env.timeout(timeout)
     started = env.launched_size()
     alone = started == 1 if started is not None else not env.launched_without_size()
+    # Such a process cannot join its parent's job.
+    alone |= env.alone() and child.is_no_rank()
     if alone and "mpi4py.MPI" not in sys.modules:
         check_size(1, "")
         return SoloCommunicator(timeout)

@@ -129,17 +129,28 @@ def spawned() -> None:
     step(kv)
 
 
-def launched() -> None:
+def launched(case: str = "again", **variables: str) -> None:
     """Start the program again as a new process."""
     import subprocess
 
     kv = opened()
-    subprocess.run([sys.executable, __file__, "again"], check=False)
+    command = [sys.executable, __file__, case]
+    subprocess.run(command, env={**os.environ, **variables}, check=False)
     step(kv)
 
 
 def again() -> None:
     creates()
+
+
+def launched_alone() -> None:
+    launched("place", NCCLKV_ALONE="1")
+
+
+def place() -> None:
+    """Write the place of this process among the ranks of a store."""
+    kv = opened()
+    say(f"{kv.rank} of {kv.num_workers}")
 
 
 globals()[CASE]()
