@@ -57,7 +57,7 @@ def allocated() -> Allocated | None:
     if copies > 1:
         raise LaunchError(
             f"a launcher started {copies} copies of ncclkv run, and each would start a job; start "
-            f"it once, without that launcher: it finds the hosts and the ranks of the allocation; in "
+            f"it once, without that launcher: it finds the hosts and ranks of the allocation; in "
             f"a shell that the launcher has started give -n"
         )
     environment = env.for_ranks({}, {})
