@@ -251,7 +251,8 @@ class ThreadTransport(Transport):
 
     def leave(self, reason: str) -> None:
         with self._group.lock:
-            self._group.departed[self.rank] = reason
+            # The first reason stays: that of a failure, and not of the return after it.
+            self._group.departed.setdefault(self.rank, reason)
             self._group.announce()
 
     def split(self, color: int, key: int) -> Transport:

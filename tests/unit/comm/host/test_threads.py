@@ -107,6 +107,12 @@ def test_an_exchange_ends_when_a_rank_leaves_before_it(transports: list[ThreadTr
     check_words(caught.value, "rank 1 of 4", "rank 2 left", "farewell: the program's end")
 
 
+def test_the_first_farewell_stays(transports: list[ThreadTransport]) -> None:
+    transports[1].leave("LaunchError: out of memory")
+    transports[1].leave("its function returned without closing the store")
+    assert transports[0].left_ranks() == {1: "LaunchError: out of memory"}
+
+
 def test_abort_ends_all_communicators_of_a_thread() -> None:
     firsts: list[Any] = []
     ready, aborted = threading.Barrier(RANKS, timeout=20), threading.Event()
