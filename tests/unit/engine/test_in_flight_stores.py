@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -205,13 +206,18 @@ def test_any_exception_in_mid_verb_breaks_a_store_of_several_ranks(
 
 
 def test_a_duplicate_is_made_within_its_own_timeout() -> None:
+    waited = Event()
+
     def body() -> None:
         comm = threads.world(20.0)
-        if comm.rank == 0:
-            begin = time.monotonic()
-            with pytest.raises(CommTimeout, match=r"\(timeout 0.2 s\) for rank 1"):
-                comm.duplicate(0.2)
-            assert time.monotonic() - begin < 5
+        if comm.rank == 1:  # here, and late: a rank that returns is lost
+            waited.wait(stretched(10))
+            return
+        begin = time.monotonic()
+        with pytest.raises(CommTimeout, match=r"\(timeout 0.2 s\) for rank 1"):
+            comm.duplicate(0.2)
+        assert time.monotonic() - begin < 5
+        waited.set()
 
     run_ranks(2, body)
 
