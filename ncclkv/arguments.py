@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.errors import UnknownArgument, UsageError
-from ncclkv.tracebacks import P, Result, trim
+from ncclkv.tracebacks import P, Result, public
 
 MAX_BITS = 3000
 """Longest int that is accepted: Python prints at most 4,300 digits, JSON of a checkpoint 1,000."""
@@ -168,18 +168,14 @@ def known_arguments(
 
         @functools.wraps(call)
         def checked(*args: P.args, **kwargs: P.kwargs) -> Result:
-            try:
-                for name in kwargs:
-                    if name not in names:
-                        raise UnknownArgument(
-                            f"{what} has no argument {name!r}; {nearest(name, names, aliases)}"
-                            f"Valid: {', '.join(names)}"
-                        )
-                return call(*args, **kwargs)
-            except Exception as error:
-                trim(error)
-                raise
+            for name in kwargs:
+                if name not in names:
+                    raise UnknownArgument(
+                        f"{what} has no argument {name!r}; {nearest(name, names, aliases)}"
+                        f"Valid: {', '.join(names)}"
+                    )
+            return call(*args, **kwargs)
 
-        return checked
+        return public(checked)
 
     return decorate

@@ -143,6 +143,12 @@ def launched_rank() -> int | None:
     return None if started is None else started.rank
 
 
+def several_of_rank_0() -> int:
+    """Return the number of ranks if a launcher started several and this is rank 0; else 0."""
+    started = launched()
+    return started.size if started is not None and started.size > 1 and not started.rank else 0
+
+
 def alone() -> bool:
     """Return whether the user wants stores of one process, though a launcher started several."""
     return _text("NCCLKV_ALONE") == "1"

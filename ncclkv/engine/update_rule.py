@@ -8,19 +8,17 @@ updater key by key, before push returns.  `Updates` holds the rule in force.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from sys import _getframe
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.diagnosis.call_log import user_frame
 from ncclkv.comm.types import Apply, To
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.reduction import Span
 from ncclkv.errors import UpdaterError, UsageError, annotate
+from ncclkv.frames import warn
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.bucket import Bucket, Range
 from ncclkv.table.registry import Key, KeySpec
@@ -249,14 +247,10 @@ class FunctionRule(Rule):
     def _warn(self, key: Key, result: object) -> None:
         """Warn of a result of the updater, at the program's call of the verb."""
         self._warns = False
-        user = user_frame(_getframe())
-        warnings.warn_explicit(
+        warn(
             f"the updater {self.name} returned a value of type {type(result).__name__} for key "
             f"{key!r}, which is ignored: an updater changes the stored value in place, as by "
-            f"stored[...] = ..., and returns None",
-            UserWarning,
-            user.f_code.co_filename,
-            user.f_lineno,
+            f"stored[...] = ..., and returns None"
         )
 
     def captured(self, states: Sequence[BucketState], kernels: Kernels) -> None:

@@ -27,7 +27,7 @@ except (ImportError, AttributeError, OSError) as error:
         f"NumPy below 1.24; Debian has libquadmath.so.0 in libquadmath0)"
     ) from error
 
-from ncclkv.comm.diagnosis.call_log import skip_frames
+from ncclkv.frames import skip_frames
 from ncclkv.mxnet.names import install
 from ncclkv.mxnet.store import NCCLKV, create
 

@@ -7,7 +7,6 @@ one device and a name without ``dist``, and would train each rank alone.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import mxnet
 
 import ncclkv
 from ncclkv import env
+from ncclkv.frames import warn
 from ncclkv.mxnet.store import NCCLKV
 
 
@@ -44,10 +44,8 @@ def _creating(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 def _warn_of_many(kvstore: str) -> None:
     """Warn that each of several ranks trains alone."""
-    started = env.launched_size() or 1
-    if started > 1 and env.launched_rank() == 0:
-        warnings.warn(
-            f"kvstore={kvstore!r} in each of {started} ranks trains {started} independent models; "
-            f"kvstore='ncclkv' trains one",
-            stacklevel=5,
+    if several := env.several_of_rank_0():
+        warn(
+            f"kvstore={kvstore!r} in each of {several} ranks trains {several} independent models; "
+            f"kvstore='ncclkv' trains one"
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, TypeVar
 
 from ncclkv.arguments import check_known
 from ncclkv.errors import UsageError
+from ncclkv.frames import warn
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.other_names import optimizer_of_another
 from ncclkv.tracebacks import public
@@ -56,10 +56,9 @@ def register(optimizer: OptimizerClass) -> OptimizerClass:
     name = optimizer.__name__.lower()
     before = _BY_NAME.get(name)
     if before is not None and _path(before) != _path(optimizer):
-        warnings.warn(
+        warn(
             f"optimizer {name!r} is now {_path(optimizer)}, and was {_path(before)}; rename the "
-            f"class to keep both",
-            stacklevel=3,
+            f"class to keep both"
         )
     optimizer.name = name
     _BY_NAME[name] = optimizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -23,6 +22,7 @@ from ncclkv.errors import (
     SpecMismatch,
     UsageError,
 )
+from ncclkv.frames import warn
 from ncclkv.store.agreement import agree
 from ncclkv.store.plugin import BUILT_IN
 
@@ -57,12 +57,10 @@ def _alone(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 def _warn_of_many(name: str) -> None:
     """Warn that each of several ranks asks for a store of one process."""
-    started = env.launched_size() or 1
-    if started > 1 and env.launched_rank() == 0:
-        warnings.warn(
-            f"create({name!r}) in each of {started} ranks makes {started} independent stores that "
-            f"exchange no values; create('dist') makes one store of all ranks",
-            stacklevel=4,
+    if several := env.several_of_rank_0():
+        warn(
+            f"create({name!r}) in each of {several} ranks makes {several} independent stores that "
+            f"exchange no values; create('dist') makes one store of all ranks"
         )
 
 

@@ -15,8 +15,9 @@ from typing import Any
 from weakref import WeakMethod
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.diagnosis.call_log import LoggedKeys, call_site, user_frame
+from ncclkv.comm.diagnosis.call_log import LoggedKeys, call_site
 from ncclkv.engine.batch import Pull, Push
+from ncclkv.frames import user_frame
 from ncclkv.table import contract
 from ncclkv.table.registry import Key, Registry
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, ClassVar, TypeVar
 
 from ncclkv.arguments import check_known
 from ncclkv.errors import NotSupported, UsageError
+from ncclkv.frames import warn
 from ncclkv.tracebacks import public
 
 Registered = TypeVar("Registered", bound=type)
@@ -72,10 +72,9 @@ class KVStoreBase:
             )
         if name in KVStoreBase.kv_registry:
             old = KVStoreBase.kv_registry[name]
-            warnings.warn(
+            warn(
                 f"new store {cls.__module__}.{cls.__qualname__} replaces "
-                f"{old.__module__}.{old.__qualname__} under the name {name!r}",
-                stacklevel=3,
+                f"{old.__module__}.{old.__qualname__} under the name {name!r}"
             )
         KVStoreBase.kv_registry[name] = cls
         return cls

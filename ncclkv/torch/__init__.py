@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from None
 
-from ncclkv.comm.diagnosis.call_log import skip_frames
+from ncclkv.frames import skip_frames
 from ncclkv.other_names import OF_TORCH, missing
 from ncclkv.torch.data_parallel import DataParallel
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from operator import attrgetter
 from typing import Any
-from warnings import warn
 from weakref import WeakSet, finalize, ref
 from zlib import crc32
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from ncclkv.errors import OrderMismatch, UsageError
+from ncclkv.frames import warn
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.sums import InPlace, by_bucket, init_sums, settle
 from ncclkv.torch.buffers import follow_once
@@ -268,7 +268,7 @@ class Gradients:
     def _open(self) -> None:
         """Open the overlap block of this backward pass."""
         if torch.is_grad_enabled():
-            warn(_CREATE_GRAPH, stacklevel=2)
+            warn(_CREATE_GRAPH)
         self._skipped = self._kv.skipped
         block = self._kv.overlap(self._keys)
         block.__enter__()

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
-from sys import _getframe
 from typing import Any, Protocol
-from warnings import warn
 from weakref import WeakMethod, ref
 
 import torch
 from torch.autograd import Variable
 
-from ncclkv.comm.diagnosis.call_log import call_site
 from ncclkv.errors import UsageError
+from ncclkv.frames import warn
 from ncclkv.tracebacks import public
 
 _REENTRANT = "give checkpoint() use_reentrant=False"
 
 _BARE = (
-    "DataParallel: the backward pass at {} gave gradients to the wrapped module, but the wrapper "
+    "DataParallel: this backward pass gave gradients to the wrapped module, but the wrapper "
     "was never called: these gradients are not reduced, and the ranks differ after a step; call "
     "the wrapper, and give the wrapper to a trainer, not the module"
 )
@@ -110,7 +108,7 @@ class Pass:
         self._task = torch._C._current_graph_task_id()
         if self.bare:
             self.bare = False
-            warn(_BARE.format(call_site(_getframe())), stacklevel=2)
+            warn(_BARE)
         if self._forward_task != self._task < self._last_task:
             raise UsageError(
                 f"backward gave gradients after a reentrant checkpoint, whose end has ended the "

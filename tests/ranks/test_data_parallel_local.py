@@ -160,7 +160,7 @@ def mean_of(module: Any, loss: Callable[[Any], Any]) -> list[Any]:
     """Return the mean of the ranks' gradients, each rank's from the module alone."""
     module.zero_grad()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "DataParallel: the backward pass at ")
+        warnings.filterwarnings("ignore", "DataParallel: this backward pass ")
         loss(module).backward()
     own = [each.grad.clone() for each in module.parameters()]
     module.zero_grad()

@@ -11,13 +11,12 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from time import monotonic_ns
 from types import CodeType, FrameType
 from typing import NamedTuple
 
 from ncclkv.comm.diagnosis.reports import RecordedCall
+from ncclkv.frames import user_frame
 from ncclkv.kernels.host import compiled
 
 CALLS = 1024
@@ -25,9 +24,6 @@ CALLS = 1024
 
 MASK = 2**63 - 1
 """Keeps a code or digest within a signed 64-bit word."""
-
-# Paths that begin so are not the user's program.
-_own = [f"{Path(__file__).resolve().parents[2]}/", contextlib.__file__]
 
 # Native words are stored whole: a neighbour never reads half of a call's number.
 _CALL = struct.Struct("qqq")
@@ -65,25 +61,6 @@ _DIGEST_FACTOR = 0x9E3779B97F4A7C15
 def _term(code: int, keys: int) -> int:
     """Return what a call adds to the digest."""
     return (code * 0xBF58476D1CE4E5B9 + keys + 1) & MASK
-
-
-def user_frame(frame: FrameType) -> FrameType:
-    """Return the innermost frame of the user's program."""
-    while _is_own(frame.f_code.co_filename) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
-@lru_cache(1024)
-def _is_own(path: str) -> bool:
-    """Return whether a source file belongs to the package."""
-    return path.startswith(tuple(_own))
-
-
-def skip_frames(folder: str) -> None:
-    """Leave a library's files out of call sites: it calls the package for the user's program."""
-    _own.append(f"{folder}/")
-    _is_own.cache_clear()
 
 
 def call_site(frame: FrameType) -> str:

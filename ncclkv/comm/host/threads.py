@@ -311,13 +311,10 @@ def leave(communicator: HostCommunicator) -> None:
     communicator.calls.transport.leave("its function returned without closing the store")
 
 
-def become(communicator: Communicator | None) -> None:
-    """Make this thread a rank; None ends that."""
+def become(communicator: Communicator) -> None:
+    """Make this thread a rank, to its end."""
     _current.communicator = communicator
-    if communicator is None:
-        _rank_threads.discard(threading.current_thread())
-    else:
-        _rank_threads.add(threading.current_thread())
+    _rank_threads.add(threading.current_thread())
 
 
 def is_rank() -> bool:

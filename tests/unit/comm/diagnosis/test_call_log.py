@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ncclkv import frames
 from ncclkv.comm.diagnosis import call_log
 from ncclkv.comm.diagnosis.call_log import CALLS, MASK, NBYTES, CallRing
 from tests.harness.extent import examples
@@ -86,14 +87,14 @@ def test_calls_from_package_files_count_for_their_callers(monkeypatch: pytest.Mo
     while outer.f_code.co_filename == __file__:
         assert outer.f_back is not None
         outer = outer.f_back
-    monkeypatch.setattr(call_log, "_own", [])
-    call_log.skip_frames(str(Path(__file__).parent))
+    monkeypatch.setattr(frames, "_own", [])
+    frames.skip_frames(str(Path(__file__).parent))
     try:
         call = log.intern(1, 1, "words", frame)
         assert log.find(1, 1, outer) is call
         assert log.repeat(call, 0, outer) is not None
     finally:
-        call_log._is_own.cache_clear()
+        frames._is_own.cache_clear()
 
 
 def test_more_call_sites_than_the_cache_holds() -> None:

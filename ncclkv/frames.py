@@ -1,0 +1,46 @@
+"""Frames of the program: the line that calls the package, for logged calls and for warnings."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+
+# Paths that begin so are not the user's program.
+_own = [f"{Path(__file__).resolve().parent}/", contextlib.__file__]
+
+
+def user_frame(frame: FrameType) -> FrameType:
+    """Return the innermost frame of the user's program."""
+    while _is_own(frame.f_code.co_filename) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+@lru_cache(1024)
+def _is_own(path: str) -> bool:
+    """Return whether a source file belongs to the package."""
+    return path.startswith(tuple(_own))
+
+
+def skip_frames(folder: str) -> None:
+    """Leave a library's files out of call sites: it calls the package for the user's program."""
+    _own.append(f"{folder}/")
+    _is_own.cache_clear()
+
+
+def warn(text: str) -> None:
+    """Warn at the line of the program, whatever functions of the package lie between."""
+    user = user_frame(sys._getframe())
+    names = user.f_globals
+    warnings.warn_explicit(
+        text,
+        UserWarning,
+        user.f_code.co_filename,
+        user.f_lineno,
+        names.get("__name__"),
+        names.setdefault("__warningregistry__", {}),
+    )
