@@ -141,15 +141,15 @@ def test_no_communicator_of_this_rank(comm_world: MPI.Intracomm) -> None:
 
 def test_local_stores_beside_others_are_warned_of_once(comm_world: MPI.Intracomm) -> None:
     several = comm_world.Get_size() > 1
-    with pytest.MonkeyPatch.context() as patch:
-        seen: list[str] = []
-        patch.setattr("warnings.warn", lambda message, *args, **named: seen.append(str(message)))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
         with ncclkv.create("local") as kv:
             assert (kv.rank, kv.num_workers) == (0, 1)
             assert sums(kv) == [comm_world.Get_rank() + 1.0] * 3
     assert len(seen) == (1 if several and comm_world.Get_rank() == 0 else 0)
-    for text in seen:
-        assert f"{comm_world.Get_size()} independent" in text
+    for warning in seen:
+        assert f"{comm_world.Get_size()} independent" in str(warning.message)
+        assert warning.filename == __file__
 
 
 def test_variables_of_torch_that_the_program_sets(
