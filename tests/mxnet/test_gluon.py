@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv import env
 from ncclkv.errors import NotSupported, UsageError
 
 mx = pytest.importorskip("mxnet", reason="MXNet is not installed")
@@ -136,8 +135,8 @@ def test_a_store_of_ncclkv_as_it_is() -> None:
 
 
 def test_a_store_for_each_of_several_ranks_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env, "launched_size", lambda: 4)
-    monkeypatch.setattr(env, "launched_rank", lambda: 0)
+    monkeypatch.setenv("PMI_SIZE", "4")  # as MPICH's mpirun does
+    monkeypatch.setenv("PMI_RANK", "0")
     net = network("net_")
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", dict(ADAM))
     with warnings.catch_warnings(record=True) as warned:  # of MXNet, too
