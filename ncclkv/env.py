@@ -36,7 +36,6 @@ launchers' variables      number of processes, and number of this one; tables in
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,7 +43,7 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from ncclkv import launchers
+from ncclkv import concurrency, launchers
 from ncclkv.errors import LaunchError, UsageError
 
 DEFAULT_TIMEOUT = 300.0
@@ -296,7 +295,7 @@ def for_ranks(settings: Mapping[str, str], unless_set: Mapping[str, str]) -> dic
 _blocks: Counter[str] = Counter()
 """Number of blocks that have set each variable."""
 
-_setting = threading.Lock()
+_setting = concurrency.Lock()
 
 
 @contextmanager

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from inspect import iscoroutinefunction, isgeneratorfunction
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from ncclkv import env
+from ncclkv import concurrency, env
 from ncclkv.arguments import check_count
 from ncclkv.comm.host import threads
 from ncclkv.comm.host.communicator import HostCommunicator
@@ -125,7 +123,7 @@ def _results(ranks: Sequence[_Rank[Result]]) -> list[Result]:
     return [rank.result for rank in ranks]
 
 
-class _Rank(threading.Thread, Generic[Result]):
+class _Rank(concurrency.Thread, Generic[Result]):
     """A thread that runs the program of one rank.
 
     A daemon, so that the end of the process waits for no rank that Ctrl-C could not end.
@@ -151,9 +149,9 @@ class _Rank(threading.Thread, Generic[Result]):
         self.error: BaseException | None = None
         self._body = body
         self._interruptible = True
-        self._lock = threading.Lock()
+        self._lock = concurrency.Lock()
         self._over = False
-        self._end = threading.Lock()
+        self._end = concurrency.Lock()
         self._end.acquire()
 
     @property
@@ -205,8 +203,8 @@ def _stop(ranks: Sequence[_Rank[Any]], stop: BaseException) -> None:
     for rank in ranks:
         threads.abort(rank.communicator, f"run_ranks was ended by {type(stop).__name__}")
     # The error of a call leaves every store in order, so calls of stores have the time to end.
-    left, end = _wait(ranks, _CALL_SECONDS), time.monotonic() + _PROGRAM_SECONDS
-    while left and time.monotonic() < end:
+    left, end = _wait(ranks, _CALL_SECONDS), concurrency.monotonic() + _PROGRAM_SECONDS
+    while left and concurrency.monotonic() < end:
         for rank in left:
             rank.interrupt()
         left = _wait(ranks, _POLL_SECONDS)
@@ -217,8 +215,8 @@ def _stop(ranks: Sequence[_Rank[Any]], stop: BaseException) -> None:
 
 def _wait(ranks: Sequence[_Rank[Any]], seconds: float = math.inf) -> list[_Rank[Any]]:
     """Wait for the end of all ranks, for so long at most; return the ranks that still run."""
-    end = time.monotonic() + seconds
-    while (running := [rank for rank in ranks if rank.running]) and time.monotonic() < end:
+    end = concurrency.monotonic() + seconds
+    while (running := [rank for rank in ranks if rank.running]) and concurrency.monotonic() < end:
         # Not without end: only then `_Rank.interrupt` ends this wait in a rank of another call.
         running[0].wait(_POLL_SECONDS)
     return running

@@ -8,13 +8,13 @@ import resource
 import secrets
 import selectors
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from ncclkv import concurrency
 from ncclkv.cli import wire
 from ncclkv.comm.host.liveness import addresses
 
@@ -106,7 +106,7 @@ class Connections:
 
     def _accept(self) -> None:
         """Accept a connection and send its challenge; close those that sent no proof in time."""
-        now = time.monotonic()
+        now = concurrency.monotonic()
         unproven = [peer for peer in self._peers if peer.rank is None]
         excess = len(unproven) - (self._expected + _SPARE - 1)
         for index, peer in enumerate(unproven):

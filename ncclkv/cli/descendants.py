@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import time
 from collections.abc import Collection
 from contextlib import suppress
 
+from ncclkv import concurrency
 from ncclkv.system.processes import stat_of
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -44,13 +44,13 @@ def reap(but: int) -> None:
 
 def end_all(spared: Collection[int] = ()) -> None:
     """Kill all children except `spared`, and the processes that they leave behind."""
-    limit = time.monotonic() + _SECONDS
+    limit = concurrency.monotonic() + _SECONDS
     while left := [pid for pid in children() if pid not in spared]:
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
             with suppress(OSError):
                 os.waitpid(pid, os.WNOHANG)
-        if time.monotonic() > limit:
+        if concurrency.monotonic() > limit:
             return
-        time.sleep(_PAUSE)
+        concurrency.sleep(_PAUSE)

@@ -9,7 +9,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from ncclkv import env, notify
+from ncclkv import concurrency, env, notify
 from ncclkv.cli import torch_env, wire
 from ncclkv.cli.connections import Connections
 from ncclkv.cli.descendants import adopt, children, end_all
@@ -129,7 +128,7 @@ class Job:
         self._launcher_limit: float | None = None
         self._hung = False
         self._silence = Silence(start.timeout)
-        self._start_time = time.monotonic()
+        self._start_time = concurrency.monotonic()
 
     def run(self) -> Outcome:
         """Run the job, once.  Signals that would end this process end the job instead."""
@@ -198,7 +197,7 @@ class Job:
 
     def _over(self, process: subprocess.Popen[bytes]) -> bool:
         """Return whether the launcher and the remaining ranks must be ended now."""
-        now = time.monotonic()
+        now = concurrency.monotonic()
         while self._signals:
             number = self._signals.pop(0)
             if number in _PASSED_ON:
@@ -246,8 +245,8 @@ class Job:
         for number in (signal.SIGTERM, signal.SIGKILL):
             if process.poll() is None:
                 os.killpg(process.pid, number)
-            limit = time.monotonic() + _KILL_SECONDS
-            while self._still_runs(process) and time.monotonic() < limit:
+            limit = concurrency.monotonic() + _KILL_SECONDS
+            while self._still_runs(process) and concurrency.monotonic() < limit:
                 self._read(_POLL_SECONDS)
         process.wait()
 
@@ -259,9 +258,9 @@ class Job:
 
     def _finish(self) -> None:
         """Read the remaining output; a network may still be delivering it."""
-        limit = time.monotonic() + _OUTPUT_SECONDS
+        limit = concurrency.monotonic() + _OUTPUT_SECONDS
         self._read(0)
-        while self._connections.open and time.monotonic() < limit:
+        while self._connections.open and concurrency.monotonic() < limit:
             self._read(_POLL_SECONDS)
         while self._read(0):
             pass
@@ -273,7 +272,7 @@ class Job:
         self._signals.append(number)
 
     def _seconds(self) -> float:
-        return time.monotonic() - self._start_time
+        return concurrency.monotonic() - self._start_time
 
     def _take(self, number: int, kind: bytes, data: bytes) -> None:
         """Process a frame of a rank's supervisor, or the end of its connection."""

@@ -12,11 +12,11 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ncclkv import concurrency
 from ncclkv.system.processes import stat_of
 
 SHARED = Path("/dev/shm")
@@ -61,7 +61,7 @@ class Leftovers:
             os.write(self._list, b"\n")  # marks the list as locked
         self._known = set(self._present())
         self._ours: dict[str, bool] = {}
-        self._next = self._start = time.monotonic()
+        self._next = self._start = concurrency.monotonic()
 
     def update(self, launcher: int) -> None:
         """List new files, at intervals, each with whether the job's ranks use it.
@@ -71,7 +71,7 @@ class Leftovers:
         launcher : int
             The process that started the ranks.
         """
-        now = time.monotonic()
+        now = concurrency.monotonic()
         if now >= self._next:
             early = now - self._start < _EARLY_SECONDS
             self._next = now + (_EARLY_INTERVAL if early else _LATER_INTERVAL)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
+
+from ncclkv import concurrency
 
 # A newline ends a line.  So does a carriage return before any other byte, as in a progress bar.
 _END = re.compile(rb"\r?\n|\r(?=[^\n])")
@@ -52,7 +53,7 @@ class Lines:
         """Process a rank's output."""
         partial = self._partial.setdefault(rank, _Partial())
         partial.waiting += data
-        partial.last_time = time.monotonic()
+        partial.last_time = concurrency.monotonic()
         if self._long is None:
             self._write_lines(rank, partial)
         elif self._long == rank:
@@ -93,7 +94,9 @@ class Lines:
         partial.waiting = partial.waiting[start:]
         if len(partial.waiting) > _LONGEST:
             self._write_unfinished(rank, partial)
-            partial.last_time = time.monotonic()  # reading from the rank may have been paused
+            partial.last_time = (
+                concurrency.monotonic()
+            )  # reading from the rank may have been paused
             self._long = rank
             return True
         return False
@@ -109,11 +112,11 @@ class Lines:
             if not is_held:
                 is_held = self._write_lines(rank, partial)
             elif partial.waiting:
-                self._queued_since = time.monotonic()
+                self._queued_since = concurrency.monotonic()
 
     def idle(self) -> None:
         """Write unfinished lines that have waited for 0.2 s."""
-        now = time.monotonic()
+        now = concurrency.monotonic()
         if self._long is not None:
             paused = now - self._partial[self._long].last_time > _IDLE_SECONDS
             late = self._queued_since and now - self._queued_since > _PATIENCE_SECONDS

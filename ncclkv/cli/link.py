@@ -7,9 +7,9 @@ import hmac
 import os
 import select
 import socket
-import time
 from collections.abc import Iterator
 
+from ncclkv import concurrency
 from ncclkv.cli import wire
 
 ANSWER_SECONDS = 3.0
@@ -101,7 +101,7 @@ def connect(address: str, rank: int, secret: bytes, seconds: float) -> Link:
     OSError
         When no address leads to the runner.
     """
-    limit = time.monotonic() + seconds
+    limit = concurrency.monotonic() + seconds
     problem: OSError = TimeoutError(f"no answer in {seconds:g} s")
     for attempt in _attempts(address, limit):
         if isinstance(attempt, OSError):
@@ -133,7 +133,7 @@ def _attempts(address: str, limit: float) -> Iterator[socket.socket | OSError]:
             connection.close()
             yield OSError(code, os.strerror(code))
     try:
-        while pending and (left := limit - time.monotonic()) > 0:
+        while pending and (left := limit - concurrency.monotonic()) > 0:
             _, ready, _ = select.select([], pending, [], left)
             for connection in ready:
                 pending.remove(connection)

@@ -15,11 +15,12 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+
+from ncclkv import concurrency
 
 _HERE = Path(__file__).parent
 
@@ -88,8 +89,8 @@ class Supervisor:
         """Return address and port for the ranks of torch, from rank 0; empty if none arrive."""
         if self._rank == 0:
             self._send(wire.MASTER, f"{os.uname().nodename} {torch_env.free_port()}".encode())
-        limit = time.monotonic() + MASTER_SECONDS
-        while not self._master and self._link and (left := limit - time.monotonic()) > 0:
+        limit = concurrency.monotonic() + MASTER_SECONDS
+        while not self._master and self._link and (left := limit - concurrency.monotonic()) > 0:
             self._turn(left)
         if not self._master:
             _warn(self._rank, "got no address of rank 0: MASTER_ADDR and MASTER_PORT are not set")
@@ -108,8 +109,8 @@ class Supervisor:
             while unread > 0:
                 unread -= self._read(source)
         self._send(wire.ENDED, b"%d" % self._code)
-        begin = time.monotonic()
-        while (left := begin + self._delay() - time.monotonic()) > 0:
+        begin = concurrency.monotonic()
+        while (left := begin + self._delay() - concurrency.monotonic()) > 0:
             self._turn(left)
         if self._killed:  # kill also the processes that the command left in this group
             os.killpg(0, signal.SIGKILL)

@@ -5,8 +5,7 @@ Such a start is no crash of the program: a host or the link to it is down, and m
 
 from __future__ import annotations
 
-import time
-
+from ncclkv import concurrency
 from ncclkv.cli.outcome import Outcome
 
 MOST = 15
@@ -38,7 +37,7 @@ def seconds_after(waits: int) -> float:
 def pause(seconds: float) -> bool:
     """Wait; return False if the user interrupts it."""
     try:
-        time.sleep(seconds)
+        concurrency.sleep(seconds)
     except KeyboardInterrupt:
         return False
     return True

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import time
 from collections.abc import Callable, Iterator
+
+from ncclkv import concurrency
 
 YIELDS = 50
 """Pauses that only yield the processor: events that are about to happen need no sleep."""
@@ -30,10 +30,10 @@ def pause(attempt: int, attempts_per_doubling: int = 64) -> None:
         Sleeps double after so many attempts, from 20 us up to 1 ms.
     """
     if attempt <= YIELDS:
-        os.sched_yield()
+        concurrency.sched_yield()
     else:
         doublings = min((attempt - YIELDS) // attempts_per_doubling, _MAX_DOUBLINGS)
-        time.sleep(min(FIRST_SLEEP * 2**doublings, _MAX_SLEEP))
+        concurrency.sleep(min(FIRST_SLEEP * 2**doublings, _MAX_SLEEP))
 
 
 class Backoff:
@@ -63,9 +63,9 @@ class Backoff:
         self._pause = pause
 
     def __iter__(self) -> Iterator[float]:
-        begin, attempt, waited = time.monotonic(), 0, 0.0
+        begin, attempt, waited = concurrency.monotonic(), 0, 0.0
         while attempt == 0 or waited < self._limit:
             yield waited
             attempt += 1
             self._pause(attempt)
-            waited = time.monotonic() - begin
+            waited = concurrency.monotonic() - begin

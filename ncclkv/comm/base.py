@@ -15,7 +15,6 @@ several nodes sum long arrays node by node.  NCCL sums in an order of its own.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ncclkv import concurrency
 from ncclkv.comm import callbacks
 from ncclkv.comm.buffers import (
     allocate,
@@ -173,7 +173,7 @@ class Communicator(ABC):
     digest: CallDigest
     calls: CallComparison | None = None
     reproducible: bool = False
-    lock: threading.RLock
+    lock: concurrency.RLock
     thread_multiple: bool = True
     not_on_gpus: str = ""
 

@@ -8,8 +8,8 @@ So every call that ranks make together is refused there, on all communicators of
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import get_ident
 
+from ncclkv import concurrency
 from ncclkv.errors import UsageError
 
 inside: dict[int, str] = {}
@@ -22,7 +22,7 @@ def refuse(call: str) -> None:
     Called before the call has any effect: else this rank would be a collective ahead of its peers.
     A frequent call first looks whether `inside` is empty, which takes no call of Python.
     """
-    who = inside.get(get_ident())
+    who = inside.get(concurrency.get_ident())
     if who is not None:
         raise UsageError(
             f"{who}: {call} was called inside 'apply' or 'then' of a collective, and ranks call "
@@ -32,7 +32,7 @@ def refuse(call: str) -> None:
 
 def run(who: str, function: Callable[..., None], *arguments: int) -> None:
     """Call `apply` or `then`, in which calls that ranks share are refused."""
-    thread = get_ident()
+    thread = concurrency.get_ident()
     try:
         inside[thread] = who
         function(*arguments)

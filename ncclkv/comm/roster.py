@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from ncclkv import env
+from ncclkv import concurrency, env
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.transport import Transport
@@ -88,7 +87,7 @@ def meet(transport: Transport, control: ObjectComm) -> Roster:
         on all: who shares memory with whom would then depend on the rank that is asked.
     """
     members = control.allgather(_self(transport), "who the ranks are")
-    met = time.monotonic()
+    met = concurrency.monotonic()
     for rank, member in enumerate(members):
         if member.problem:
             raise LaunchError(f"rank {rank} of {transport.size}: {member.problem}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ncclkv import concurrency
 from ncclkv.comm import callbacks
 from ncclkv.comm.base import Collective, Communicator, closed, left
 from ncclkv.comm.buffers import check_color
@@ -57,7 +57,7 @@ class SoloCommunicator(Communicator):
         self.control = SoloObjectComm()
         self.digest = CallDigest()
         self.kernels = HostKernels()
-        self.lock = threading.RLock()
+        self.lock = concurrency.RLock()
         self._failure: KVStoreError | None = None
 
     def _check(self) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
 import numpy as np
 
+from ncclkv import concurrency
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.placement import Placement
 from ncclkv.table.cost import AUTO, DEFAULT_BUCKET_BYTES, CostModel, Sizing, fit
@@ -75,7 +74,7 @@ class _Trial:
             self._next = 0
         buffer = self._space[self._next : self._next + nbytes].view(np.float32)
         self._next += nbytes
-        start = perf_counter()
+        start = concurrency.perf_counter()
         collective = self._comm.reduction(
             buffer,
             buffer,
@@ -86,4 +85,4 @@ class _Trial:
         collective.label = f"measuring {nbytes} bytes"
         collective.launch().wait()
         self._comm.synchronize()
-        return perf_counter() - start
+        return concurrency.perf_counter() - start

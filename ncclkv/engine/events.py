@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import perf_counter
 
+from ncclkv import concurrency
 from ncclkv.comm.types import Work
 
 _log = logging.getLogger("ncclkv")
@@ -106,7 +106,7 @@ class Events:
             work.label = label
             return work
         self.emit("launched", self.sequence, label, nbytes, wire)
-        launched = perf_counter()
+        launched = concurrency.perf_counter()
         work = start()
         work.label = label
         # A wait that does not block the host ends before the collective is complete.
@@ -122,7 +122,7 @@ class ObservedWork(Work):
     events : Events
     work : Work
     launched : float
-        Time of the launch, of `time.perf_counter`.
+        Time of the launch, of `concurrency.perf_counter`.
     """
 
     def __init__(self, events: Events, work: Work, launched: float) -> None:
@@ -139,9 +139,9 @@ class ObservedWork(Work):
         return self._work.arrivals()
 
     def wait(self, timeout: float | None = None) -> None:
-        emit, seq, begin = self._events.emit, self._seq, perf_counter()
+        emit, seq, begin = self._events.emit, self._seq, concurrency.perf_counter()
         self._work.wait(timeout)
-        end = perf_counter()
+        end = concurrency.perf_counter()
         emit("waited", seq, end - begin)
         emit("completed", seq, end - self._launched)
         times = self.arrivals() if "late" in self._events.listeners else {}

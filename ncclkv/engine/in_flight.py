@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from time import perf_counter
 
+from ncclkv import concurrency
 from ncclkv.comm.types import Work
 
 _MAX_TIMES = 9
@@ -35,7 +35,7 @@ class InFlight:
         for work in works:
             work.wait()
         if self._since is not None:
-            self._times.append(perf_counter() - self._since)
+            self._times.append(concurrency.perf_counter() - self._since)
             self._since = None
         works.clear()
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from threading import current_thread, get_ident
 from typing import Any
 
+from ncclkv import concurrency
 from ncclkv.engine.batch import Push
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.engine import Engine
@@ -69,7 +69,7 @@ class OrderedLaunch:
         self._states = plan.states
         self._waiting = plan.counts.copy()
         self._threads: dict[Key, str] = {}
-        self._launcher = None if any_thread else get_ident()
+        self._launcher = None if any_thread else concurrency.get_ident()
         self._launched = self._complete = 0
 
     @property
@@ -110,10 +110,10 @@ class OrderedLaunch:
         if not given <= keys.keys() or not given.isdisjoint(self._threads):
             self._refuse(push)
         self._engine.stage(push, arrays)
-        self._threads.update(dict.fromkeys(push.indices, current_thread().name))
+        self._threads.update(dict.fromkeys(push.indices, concurrency.current_thread().name))
         for part in push.parts:
             self._waiting[part.state.bucket.index] -= len(part.keys)
-        if self._launcher in (None, get_ident()):
+        if self._launcher in (None, concurrency.get_ident()):
             self._launch_ready()
             self._advance()
 
@@ -172,7 +172,7 @@ class OrderedLaunch:
         """Push zeros, or the neutral element of its op, for each key that was not pushed."""
         for key in self.missing:
             self._engine.layout[key].push_neutral(self._engine.kernels)
-            self._threads[key] = current_thread().name
+            self._threads[key] = concurrency.current_thread().name
         self._waiting.clear()
 
     def launch_rest(self) -> None:
@@ -200,4 +200,4 @@ class OrderedLaunch:
 
 def _here() -> str:
     """Return text that names the calling thread."""
-    return f"from thread {current_thread().name!r}"
+    return f"from thread {concurrency.current_thread().name!r}"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
-from time import perf_counter
 
+from ncclkv import concurrency
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState
@@ -56,7 +56,7 @@ class Reducer:
         updates, placement = self.updates, self.updates.placement
         within, updates.applying = updates.applying, True
         state.launched = True
-        since = perf_counter() if len(state.pushed) == state.key_count else None
+        since = concurrency.perf_counter() if len(state.pushed) == state.key_count else None
         spans = state.pushed_spans()
         updates.rule.count_update(state)
         if placement.updates:

@@ -7,16 +7,16 @@ the program: schedules, instruments, handlers of log records, and methods of arr
 from __future__ import annotations
 
 from sys import _getframe
-from threading import local
 from types import FrameType
 from weakref import ref
 
+from ncclkv import concurrency
 from ncclkv.comm import callbacks
 from ncclkv.comm.diagnosis import dump
 from ncclkv.errors import CommError, ContractError, UsageError
 
 _PACKAGE = __name__.rpartition(".")[0]
-_thread = local()
+_thread = concurrency.local()
 
 
 class Running:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from threading import current_thread, get_ident
-from time import perf_counter
 from typing import NoReturn
 
+from ncclkv import concurrency
 from ncclkv.comm import callbacks
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import dump
@@ -106,7 +105,7 @@ class Session:
         self.updates = updates
         self._alone = comm.size == 1
         self._prefix = f"rank {comm.rank} of {comm.size}: "
-        self.owner = this_process.pid, get_ident()
+        self.owner = this_process.pid, concurrency.get_ident()
         self.deputy: tuple[int, int] | None = None
 
     def verb(
@@ -155,7 +154,7 @@ class Session:
     @contextmanager
     def deputized(self) -> Iterator[None]:
         """Let the calling thread call the store for its owner, which must wait meanwhile."""
-        before, self.deputy = self.deputy, (this_process.pid, get_ident())
+        before, self.deputy = self.deputy, (this_process.pid, concurrency.get_ident())
         try:
             with self.comm.lend():
                 yield
@@ -236,7 +235,7 @@ class Session:
 
     def check(self, name: str) -> None:
         """Raise `UsageError` if the store is closed, or belongs to another thread or process."""
-        if self.closed or (this_process.pid, get_ident()) != self.owner:
+        if self.closed or (this_process.pid, concurrency.get_ident()) != self.owner:
             self.check_other(name)
 
     def check_other(self, name: str) -> None:
@@ -244,7 +243,7 @@ class Session:
         if self.closed:
             raise UsageError(f"{name}: the store {self._name!r} is closed; create a new one")
         created_in, process = self.owner[0], this_process.pid
-        if self.deputy == (process, get_ident()):
+        if self.deputy == (process, concurrency.get_ident()):
             return
         if process != created_in:
             raise UsageError(
@@ -252,7 +251,7 @@ class Session:
                 f"process {process} is a fork of it; create stores after the fork"
             )
         raise UsageError(
-            f"{name} was called from thread {current_thread().name!r}, which did not "
+            f"{name} was called from thread {concurrency.current_thread().name!r}, which did not "
             f"create the store {self._name!r}; a store belongs to one thread: create another "
             f"store{_IN_OTHER_THREADS.get(name, '')}"
         )
@@ -307,7 +306,7 @@ class Verb:
     def __enter__(self) -> None:
         session, name = self._session, self._name
         try:
-            if session.closed or (this_process.pid, get_ident()) != self._owner:
+            if session.closed or (this_process.pid, concurrency.get_ident()) != self._owner:
                 session.check_other(name)
             if self._running.verb or callbacks.inside:
                 self._running.check(name)
@@ -325,7 +324,7 @@ class Verb:
                 session.fail(error)
                 finalize.failed(error)
             raise
-        self._begin = perf_counter() if "verb" in self._events.listeners else None
+        self._begin = concurrency.perf_counter() if "verb" in self._events.listeners else None
         # Last, because an exception of a signal handler in this method must not leave the name set.
         self._running.verb = name
 
@@ -335,7 +334,7 @@ class Verb:
                 self._session.record_failure(self._name, error)
         finally:
             if self._begin is not None:
-                self._events.emit("verb", self._name, perf_counter() - self._begin)
+                self._events.emit("verb", self._name, concurrency.perf_counter() - self._begin)
             self._running.verb = ""
         if error is None and self._updates is not None and self._updates.error is not None:
             self._session.raise_updater_error()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import get_ident
 
+from ncclkv import concurrency
 from ncclkv.store.running import Running, running
 from ncclkv.store.session import IN_OVERLAP, Session, Verb
 
@@ -58,7 +58,7 @@ class SharedVerb:
                 session.check_other(self._name)
         found = self._verbs.get(thread)
         if found is None:
-            owner = session.owner[0], get_ident()
+            owner = session.owner[0], concurrency.get_ident()
             found = self._verbs[thread] = Verb(session, self._name, (IN_OVERLAP,), owner=owner)
         return found
 

@@ -11,15 +11,13 @@ import re
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ncclkv import env, notify, tracebacks
+from ncclkv import concurrency, env, notify, tracebacks
 from ncclkv.errors import KVStoreError, LaunchError, RankDied, RankLost
 
 FAILURE = 1
@@ -45,7 +43,7 @@ def install() -> None:
     if not may_end_the_job():
         return
     owner = os.getpid()
-    chained, chained_thread = sys.excepthook, threading.excepthook
+    chained = sys.excepthook
 
     def excepthook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -58,18 +56,19 @@ def install() -> None:
         _show(error, None if plain else lambda: chained(kind, error, trace))
         end_job()
 
-    def thread_excepthook(args: threading.ExceptHookArgs) -> None:
+    def thread_excepthook(
+        args: concurrency.ExceptHookArgs, former: concurrency.ExceptHook, plain: bool
+    ) -> None:
         error = args.exc_value
         if os.getpid() != owner or error is None or isinstance(error, SystemExit):
-            chained_thread(args)
+            former(args)
             return
-        plain = chained_thread is threading.__excepthook__
         name = "" if args.thread is None else args.thread.name
-        _show(error, None if plain else lambda: chained_thread(args), f"in thread {name}: ")
+        _show(error, None if plain else lambda: former(args), f"in thread {name}: ")
         end_job()
 
     sys.excepthook = excepthook
-    threading.excepthook = thread_excepthook
+    concurrency.chain_excepthook(thread_excepthook)
     _note_exit_codes()
 
 
@@ -78,7 +77,7 @@ def _note_exit_codes() -> None:
     chained = sys.exit
 
     def exit(status: Any = None, /) -> NoReturn:
-        if threading.current_thread() is threading.main_thread():
+        if concurrency.current_thread() is concurrency.main_thread():
             _exit_arguments[:] = [status]
         chained(status)
 
@@ -189,7 +188,7 @@ def _show(error: BaseException, chained: Callable[[], object] | None, where: str
     reason = reason_of(error)
     if isinstance(error, LaunchError) and error.on_every_rank and not env.full_traceback():
         if env.launched_rank():
-            time.sleep(_FIRST_SECONDS)
+            concurrency.sleep(_FIRST_SECONDS)
             if not _parent_is_this_rank():
                 notify.notify(notify.FAILED, reason)
                 return
@@ -197,7 +196,7 @@ def _show(error: BaseException, chained: Callable[[], object] | None, where: str
         return
     if tracebacks.follows(error):
         if not isinstance(error, RankDied):
-            time.sleep(_GRACE_SECONDS)
+            concurrency.sleep(_GRACE_SECONDS)
         if not env.full_traceback():
             announce(reason)
             return
@@ -236,7 +235,7 @@ def _end_child() -> None:
 def give_time_to_read() -> None:
     """Wait until the launcher has read this rank's output."""
     _flush()
-    time.sleep(_READ_SECONDS)
+    concurrency.sleep(_READ_SECONDS)
 
 
 def end_job() -> NoReturn:

@@ -11,10 +11,10 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from time import monotonic_ns
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from ncclkv import concurrency
 from ncclkv.comm.diagnosis.reports import RecordedCall
 from ncclkv.frames import user_frame
 from ncclkv.kernels.host import compiled
@@ -229,7 +229,7 @@ def append_call(page: memoryview, number: int, text: int, term: int, digest: int
     """
     # The number is stored first and the count last: a neighbour never takes an old row for it.
     lo = _COUNT_BYTES + number % CALLS * _CALL.size
-    _CALL.pack_into(page, lo, number, text, monotonic_ns())
+    _CALL.pack_into(page, lo, number, text, concurrency.monotonic_ns())
     _COUNT.pack_into(page, 0, number)
     return (digest * _DIGEST_FACTOR + term) & MASK
 
@@ -243,7 +243,7 @@ def read_count(page: memoryview) -> int:
 def read_calls(page: memoryview, max_calls: int = CALLS) -> Iterator[RecordedCall]:
     """Yield the last calls of a page, which its rank may be writing to, the latest at the end."""
     count = read_count(page)
-    now = monotonic_ns()
+    now = concurrency.monotonic_ns()
     lists = dict(_ITEMS.iter_unpack(page[_ITEMS_FROM:NBYTES]))
     for number in range(max(1, count - min(max_calls, CALLS - 1) + 1), count + 1):
         lo = _COUNT_BYTES + number % CALLS * _CALL.size

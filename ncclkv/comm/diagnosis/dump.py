@@ -7,15 +7,13 @@ import os
 import platform
 import socket
 import sys
-import threading
-import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from ncclkv import env
+from ncclkv import concurrency, env
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis.mismatch import REPORT_CALLS, CallComparison
@@ -107,7 +105,7 @@ def _content(error: BaseException, calls: CallComparison | None, transport: str)
     """Return the content of a dump file; its seconds count from the creation of the store."""
     roster = None if calls is None else calls.roster
     store, rank, size = _identity(calls)
-    now = 0.0 if roster is None else time.monotonic() - roster.met
+    now = 0.0 if roster is None else concurrency.monotonic() - roster.met
     of_store = {} if calls is None else _of_store(calls, now)
     return {
         "format": FORMAT,
@@ -117,7 +115,7 @@ def _content(error: BaseException, calls: CallComparison | None, transport: str)
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "seconds": now,
-        "time": time.time(),
+        "time": concurrency.wall_time(),
         "error": {"type": type(error).__name__, "text": str(error)},
         **of_store,
         "stacks": _stacks(),
@@ -172,7 +170,7 @@ def _of_rank(report: Report | None, now: float) -> dict[str, Any]:
 
 def _stacks() -> dict[str, list[str]]:
     """Return the stack of each thread of Python, the innermost call last."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    names = {thread.ident: thread.name for thread in concurrency.threads()}
     return {
         f"{names.get(number, 'thread')} ({number})": [
             f"{each.filename}:{each.lineno} in {each.name}"

@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import threading
-import time
 from collections.abc import Collection, Mapping, Sequence
 
+from ncclkv import concurrency
 from ncclkv.comm.diagnosis import call_log
 from ncclkv.comm.diagnosis.call_log import CALLS, CallRing
 from ncclkv.comm.diagnosis.reports import OtherWait, Report, Wait
@@ -72,7 +71,7 @@ class FlightRecorder:
         self._pages = {each: page.data for each, page in pages.items()}
         self._own = self._pages[rank]
         host = socket.gethostname().encode(errors="replace")[:64]
-        identity = os.getpid(), namespace(), threading.get_ident(), stacks.signal_here(), host
+        identity = os.getpid(), namespace(), concurrency.get_ident(), stacks.signal_here(), host
         _HEAD.pack_into(self._own, 0, 0, *identity)
         self.log = CallRing(self._own[_LOG_FROM:NBYTES])
 
@@ -87,7 +86,7 @@ class FlightRecorder:
         self.clear_other_wait()
         # The time is stored last: no reader combines the parts of two waits.
         _OTHER_WAIT.pack_into(self._own, _OTHER_WAIT_FROM, 0, store.encode(), number, text)
-        _TIME.pack_into(self._own, _OTHER_WAIT_FROM, time.monotonic_ns())
+        _TIME.pack_into(self._own, _OTHER_WAIT_FROM, concurrency.monotonic_ns())
 
     def clear_other_wait(self) -> None:
         """Show no wait outside this store."""
@@ -99,7 +98,7 @@ class FlightRecorder:
 
     def record_wait(self, ranks: Collection[int], description: str, waited: float) -> None:
         """Show that this rank has waited for `ranks` for `waited` seconds, and still waits."""
-        now, lowest = time.monotonic_ns(), sorted(ranks)[:_MAX_RANKS]
+        now, lowest = concurrency.monotonic_ns(), sorted(ranks)[:_MAX_RANKS]
         text = description.encode(errors="replace")[:_TEXT_BYTES]
         padded = [*lowest, *[-1] * (_MAX_RANKS - len(lowest))]
         since = now - int(waited * 1e9)
@@ -141,7 +140,7 @@ class FlightRecorder:
         if not when or when != _OTHER_WAIT.unpack_from(page, _OTHER_WAIT_FROM)[0]:
             return None
         description, *names = _decode(text).split("\n")
-        age = (time.monotonic_ns() - when) / 1e9
+        age = (concurrency.monotonic_ns() - when) / 1e9
         return OtherWait(age, description, names, _decode(store), number)
 
     def _wait(self, page: memoryview) -> Wait | None:
@@ -150,7 +149,7 @@ class FlightRecorder:
         if not since:
             return None
         ranks = [rank for rank in rest[:_MAX_RANKS] if rank >= 0]
-        age = (time.monotonic_ns() - shown) / 1e9
+        age = (concurrency.monotonic_ns() - shown) / 1e9
         return Wait((shown - since) / 1e9, age, total, ranks, _decode(rest[_MAX_RANKS]))
 
     def process(self, rank: int) -> Process | None:

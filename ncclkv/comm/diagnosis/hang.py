@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from ncclkv import concurrency
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.diagnosis import crossing, stall, waits
 from ncclkv.comm.diagnosis.looks import Looks
@@ -179,7 +179,7 @@ class HangDetector:
         By then all messages of these ranks have arrived.  A call less than 5 ms after the last poll
         of the processes returns an empty set.
         """
-        now = time.monotonic()
+        now = concurrency.monotonic()
         if now - self._polled < _PROCESS_SECONDS:
             return set()
         self._polled = now
@@ -235,7 +235,7 @@ class HangDetector:
         """Return the error to raise at the deadline; it may collect reports for one second."""
         calls = self._calls
         calls.recorder.record_wait(missing, str(work), waited)
-        now = time.monotonic()
+        now = concurrency.monotonic()
         calls.collect_reports([*waits.chain(calls, missing)], now - waited)
         chain, ends = waits.chain(calls, missing), waits.chain_ends(calls, missing)
         # A difference would have been found: each of these ranks has sent what the others lack.

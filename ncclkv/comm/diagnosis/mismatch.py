@@ -38,12 +38,12 @@ waiting             the deadline passes              drop REPORTs older than thi
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ncclkv import concurrency
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.diagnosis import item_lists
 from ncclkv.comm.diagnosis.flight_recorder import NBYTES, FlightRecorder
@@ -152,7 +152,7 @@ class CallComparison:
         wanted = [rank for rank in ranks if rank not in self.recorder]
         near = [rank for rank in ranks if rank in self.recorder and rank != here]
         self._post(far, [*self._own_reports([here, *near]), (REQUEST, wanted)])
-        fresh = time.monotonic() - _FRESH_SECONDS
+        fresh = concurrency.monotonic() - _FRESH_SECONDS
         for _ in Backoff(_PATIENCE, self.transport.pause):
             self.transport.left_ranks()
             self.receive()
@@ -181,7 +181,7 @@ class CallComparison:
         inbox = self.transport.inbox
         while inbox:
             peer, data = inbox.pop(0)
-            self.last_received[peer] = time.monotonic()
+            self.last_received[peer] = concurrency.monotonic()
             for kind, content in pickle.loads(data):
                 self._take(peer, kind, content)
 
@@ -321,7 +321,7 @@ class CallComparison:
         if rank not in self._reports:
             return None
         report, received = self._reports[rank]
-        return report.aged(time.monotonic() - received, max_calls)
+        return report.aged(concurrency.monotonic() - received, max_calls)
 
     def state(self, rank: int) -> str:
         """Return the state of a rank's process; empty where it is unknown, or ordinary."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Sequence
 
-from ncclkv import env
+from ncclkv import concurrency, env
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.host.final_barrier import FinalBarrier, Member
 from ncclkv.system import abort, stacks
@@ -155,4 +154,4 @@ class ExitWait:
 
 
 def _pause(attempt: int) -> None:
-    time.sleep(min(_FIRST_SLEEP * attempt, _MAX_SLEEP))
+    concurrency.sleep(min(_FIRST_SLEEP * attempt, _MAX_SLEEP))

@@ -13,12 +13,13 @@ import os
 import select
 import socket
 import struct
-import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from fcntl import ioctl
 from functools import cache
 from typing import NamedTuple
+
+from ncclkv import concurrency
 
 _CONNECT_SECONDS = 0.5
 """Limit for the connections of a new communicator; a process not reached is not watched."""
@@ -100,7 +101,7 @@ class Liveness:
         closed = [self._remove(descriptor) for descriptor, _ in self._poll.poll(0)]
         if closed:
             self._reconnect({each for each in closed if each}, _CONFIRM_SECONDS)
-        elif self._unclear and time.monotonic() - self._tried_at > _AGAIN_SECONDS:
+        elif self._unclear and concurrency.monotonic() - self._tried_at > _AGAIN_SECONDS:
             self._reconnect(self._unclear, _AGAIN_LIMIT)
         return self._ended
 
@@ -131,7 +132,7 @@ class Liveness:
         self._add(made)
         self._ended |= refused
         self._unclear = {*self._unclear, *endpoints} - made.keys() - refused
-        self._tried_at = time.monotonic()
+        self._tried_at = concurrency.monotonic()
 
     def close(self) -> None:
         """Close the port and all connections; a forked child must not keep its parent's port."""
@@ -167,8 +168,8 @@ def _connect(
         poll.register(connection, select.POLLOUT)
     made: dict[Endpoint, tuple[str, socket.socket]] = {}
     refused: set[Endpoint] = set()
-    wanted, limit = {endpoint for _, endpoint in attempts}, time.monotonic() + seconds
-    while pending and wanted - made.keys() and (left := limit - time.monotonic()) > 0:
+    wanted, limit = {endpoint for _, endpoint in attempts}, concurrency.monotonic() + seconds
+    while pending and wanted - made.keys() and (left := limit - concurrency.monotonic()) > 0:
         for descriptor, _ in poll.poll(left * 1000):
             connection, (address, endpoint) = pending.pop(descriptor)
             poll.unregister(descriptor)

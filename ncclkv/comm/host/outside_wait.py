@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from threading import get_ident
 
+from ncclkv import concurrency
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.diagnosis import crossing, dump, stall
 from ncclkv.comm.diagnosis.looks import Looks
@@ -53,7 +53,7 @@ def poll_outside(
     try:
         for waited in Backoff(limit):
             yield waited
-            engines = open_progress_engines(get_ident())
+            engines = open_progress_engines(concurrency.get_ident())
             for progress in engines:
                 # The next call of that store raises its failure.
                 with suppress(Exception), progress.lock:
@@ -69,7 +69,7 @@ def poll_outside(
                     stall.write_line(rank, size, missing, waited, limit, "")
     finally:
         if looks.made:
-            for progress in open_progress_engines(get_ident()):
+            for progress in open_progress_engines(concurrency.get_ident()):
                 progress.calls.recorder.clear_other_wait()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from ncclkv import env
+from ncclkv import concurrency, env
 from ncclkv.comm.base import Communicator, left
 from ncclkv.comm.buffers import allocate
 from ncclkv.comm.host.communicator import HostCommunicator
@@ -46,9 +45,9 @@ class _Changes:
         Notified of each change.
     """
 
-    def __init__(self, lock: threading.RLock) -> None:
+    def __init__(self, lock: concurrency.RLock) -> None:
         self.count = 0
-        self.happened = threading.Condition(lock)
+        self.happened = concurrency.Condition(lock)
 
     def add(self) -> None:
         """Wake the rank's threads that wait; the caller holds the lock."""
@@ -86,7 +85,7 @@ class ThreadGroup:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = concurrency.RLock()
         self.messages: dict[_Address, deque[_Outgoing]] = {}
         self.inboxes: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
         self.departed: dict[int, str] = {}
@@ -266,7 +265,7 @@ class ThreadTransport(Transport):
         return None
 
 
-class _Current(threading.local):
+class _Current(concurrency.local):
     """The communicator of the rank that this thread is."""
 
     communicator: Communicator | None = None
@@ -274,7 +273,7 @@ class _Current(threading.local):
 
 _current = _Current()
 
-_rank_threads: WeakSet[threading.Thread] = WeakSet()
+_rank_threads: WeakSet[concurrency.Thread] = WeakSet()
 """The threads that are ranks, and those that were and have ended."""
 
 _numbers = count(1)
@@ -314,7 +313,7 @@ def leave(communicator: HostCommunicator) -> None:
 def become(communicator: Communicator) -> None:
     """Make this thread a rank, to its end."""
     _current.communicator = communicator
-    _rank_threads.add(threading.current_thread())
+    _rank_threads.add(concurrency.current_thread())
 
 
 def is_rank() -> bool:
@@ -330,8 +329,8 @@ def refuse_other_threads() -> None:
     UsageError
         While threads are ranks, in a thread that is neither a rank nor the main thread.
     """
-    this = threading.current_thread()
-    if is_rank() or this is threading.main_thread():
+    this = concurrency.current_thread()
+    if is_rank() or this is concurrency.main_thread():
         return
     ranks = sorted(each.name for each in tuple(_rank_threads) if each.is_alive())
     if ranks:

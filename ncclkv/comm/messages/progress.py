@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import filterfalse
 from operator import methodcaller
-from threading import get_ident
 from typing import TypeVar
 
+from ncclkv import concurrency
 from ncclkv.comm import callbacks
 from ncclkv.comm.control import CallDigest
 from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
@@ -41,7 +39,7 @@ _is_done = methodcaller("done")
 _in_flight: set[ProgressEngine] = set()
 
 _engines: weakref.WeakSet[ProgressEngine] = weakref.WeakSet()
-_engines_lock = threading.Lock()
+_engines_lock = concurrency.Lock()
 
 
 def progress_engines() -> list[ProgressEngine]:
@@ -98,13 +96,13 @@ class ProgressEngine:
         self.digest = CallDigest()
         self._timeout = timeout
         self.spin_limit = transport.spin_limit
-        self._thread = get_ident()
+        self._thread = concurrency.get_ident()
         self._lent = 0  # blocks of `lend`, which end in any order
         self._active: list[HostWork] = []
         self._who = f"rank {transport.rank} of {transport.size}"
         self.failure: KVStoreError | None = None
         self.multi_node = False
-        self.lock = threading.RLock()
+        self.lock = concurrency.RLock()
         with _engines_lock:
             _engines.add(self)
 
@@ -127,7 +125,7 @@ class ProgressEngine:
 
         The waits of the calling thread advance them meanwhile, and afterwards.
         """
-        self._thread, self._lent = get_ident(), self._lent + 1
+        self._thread, self._lent = concurrency.get_ident(), self._lent + 1
         try:
             yield
         finally:
@@ -143,7 +141,7 @@ class ProgressEngine:
             raise again(self.failure)
         work.progress, work.call = self, self.calls.recorder.log.count
         if not self._lent:
-            self._thread = get_ident()
+            self._thread = concurrency.get_ident()
         # Kept before its first step: MPI may still write into the messages of a failed step.
         self._active.append(work)
         _in_flight.add(self)
@@ -155,7 +153,7 @@ class ProgressEngine:
 
         An error breaks the communicator.
         """
-        thread = get_ident()
+        thread = concurrency.get_ident()
         if self.failure is not None:
             raise again(self.failure)
         for work in self._active.copy() if only is None else (only,):
@@ -188,7 +186,7 @@ class ProgressEngine:
     def wait(self, work: HostWork, timeout: float | None) -> None:
         """Wait until `work` is complete; raise at the deadline, or when a needed rank has left."""
         limit = self._timeout if timeout is None else timeout
-        start, attempt = time.monotonic(), 0
+        start, attempt = concurrency.monotonic(), 0
         try:
             while not work.finished:
                 others = self._others()
@@ -199,7 +197,7 @@ class ProgressEngine:
                 attempt += 1
                 self._transport.pause(attempt)
                 if attempt > _FIRST_POLLS:
-                    self._check_wait(work, limit, time.monotonic() - start)
+                    self._check_wait(work, limit, concurrency.monotonic() - start)
                 alone = attempt < _SHORT_WAIT_POLLS and not others and len(self._active) == 1
                 polls = _POLLS_PER_ADVANCE if alone else 1
                 while polls and work.blocked():

@@ -9,12 +9,12 @@ deadline.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from ncclkv import concurrency
 from ncclkv.comm.nccl import waiting
 from ncclkv.comm.nccl.binding import Handle, Look, connect, version_text
 from ncclkv.comm.nccl.library import Config, Library, UniqueId, load
@@ -274,7 +274,7 @@ class CtypesBinding:
         return f"{text}; run again with NCCL_DEBUG=WARN to get NCCL's reason"
 
 
-class _Group(threading.local):
+class _Group(concurrency.local):
     """Open group of calls; NCCL has a group for each thread.
 
     Attributes

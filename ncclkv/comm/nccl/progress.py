@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import current_thread, get_ident
 
-from ncclkv import env
+from ncclkv import concurrency, env
 from ncclkv.comm import callbacks
 from ncclkv.comm.nccl.background import BackgroundCheck
 from ncclkv.comm.nccl.binding import Handle, Look
@@ -60,7 +59,7 @@ class NcclProgress:
         self.graphs = lifetime.graphs
         self._timeout = lifetime.peers.timeout
         self._last: int | None = None
-        self._thread = get_ident()
+        self._thread = concurrency.get_ident()
         self._settings = settings
         self._has_launched = False
         what = f"putting a collective on a stream of {lifetime.who}"
@@ -99,13 +98,14 @@ class NcclProgress:
         if self.graphs.recording is not None:
             self.graphs.check_stream(current)
             return
-        if PER_THREAD in (current, self._last) and get_ident() != self._thread:
+        if PER_THREAD in (current, self._last) and concurrency.get_ident() != self._thread:
             # The address stands for a stream of the calling thread, so the event would be recorded
             # on a stream without the work: sums would be wrong.
+            thread = concurrency.current_thread().name
             raise UsageError(
-                f"thread {current_thread().name!r} called the store while CUDA's default stream of "
-                f"each thread is in use, and no event orders the streams of two threads; enter "
-                f"'with cupy.cuda.Stream():' in each thread, the store's too, or unset "
+                f"thread {thread!r} called the store while CUDA's default stream of each thread is "
+                f"in use, and no event orders the streams of two threads; enter 'with "
+                f"cupy.cuda.Stream():' in each thread, the store's too, or unset "
                 f"CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
             )
         if self._last not in (None, current):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
+from ncclkv import concurrency
 from ncclkv.comm import backoff
 from ncclkv.errors import CommTimeout
 from ncclkv.system import watchdog
@@ -50,7 +49,7 @@ class Deadline:
         self.limit = limit
         self.waited = 0.0
         self.reported = 0
-        self._start = self._checked = time.monotonic()
+        self._start = self._checked = concurrency.monotonic()
         self._lost: float | None = None
         self._attempt = 0
 
@@ -66,7 +65,7 @@ class Deadline:
 
     def tick(self) -> float:
         """Read the clock: update `waited`, and return the time in seconds."""
-        now = time.monotonic()
+        now = concurrency.monotonic()
         self.waited = now - self._start
         return now
 
@@ -117,7 +116,7 @@ def call_with_timeout(
         except BaseException as error:
             outcome[:] = [None, error]
 
-    thread = threading.Thread(target=run, name=what, daemon=True)
+    thread = concurrency.Thread(target=run, name=what, daemon=True)
     # If the call keeps Python's lock, this thread cannot read the clock, but the watchdog can.
     with watchdog.guard(what, seconds + LEEWAY):
         try:
@@ -136,13 +135,17 @@ def call_with_timeout(
     return result
 
 
-def _join(thread: threading.Thread, seconds: float, look: Callable[[], None] | None) -> None:
+def _join(thread: concurrency.Thread, seconds: float, look: Callable[[], None] | None) -> None:
     """Wait for a thread, at most so many seconds."""
-    limit = time.monotonic() + seconds
-    while look is not None and thread.is_alive() and time.monotonic() + _CALL_CHECK_SECONDS < limit:
+    limit = concurrency.monotonic() + seconds
+    while (
+        look is not None
+        and thread.is_alive()
+        and concurrency.monotonic() + _CALL_CHECK_SECONDS < limit
+    ):
         thread.join(_CALL_CHECK_SECONDS)
         look()
-    thread.join(max(0.0, limit - time.monotonic()))
+    thread.join(max(0.0, limit - concurrency.monotonic()))
 
 
 def timeout_error(what: str, seconds: float) -> CommTimeout:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from typing import Protocol
 
+from ncclkv import concurrency
 from ncclkv.comm.nccl.waiting import ABORT_SECONDS
 
 INTERVAL = 0.1
@@ -37,12 +37,12 @@ class Watcher:
 
     def __init__(self, interval: float = INTERVAL) -> None:
         self._interval = interval
-        self._changed = threading.Condition()
-        self._ending = threading.Event()
+        self._changed = concurrency.Condition()
+        self._ending = concurrency.Event()
         # Held during a poll: a fork in a poll would leave locks held in the child.
-        self._looking = threading.Lock()
+        self._looking = concurrency.Lock()
         self._watched: set[Watched] = set()
-        self._thread: threading.Thread | None = None
+        self._thread: concurrency.Thread | None = None
         self._hooked = False
 
     def add(self, watched: Watched) -> None:
@@ -63,7 +63,7 @@ class Watcher:
                 after_in_parent=self._looking.release,
                 after_in_child=self._forget,
             )
-        thread = threading.Thread(target=self._run, name="ncclkv watcher", daemon=True)
+        thread = concurrency.Thread(target=self._run, name="ncclkv watcher", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # at its end the interpreter starts no more threads
@@ -73,7 +73,7 @@ class Watcher:
     def _forget(self) -> None:
         """Reset in a forked child, which has neither the thread nor a device."""
         self._looking.release()
-        self._changed = threading.Condition()
+        self._changed = concurrency.Condition()
         self._watched = set()
         self._thread = None
 

@@ -8,10 +8,10 @@ and loads in order; other processors need fences, which Python does not have.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import monotonic_ns
 
 import numpy as np
 
+from ncclkv import concurrency
 from ncclkv.arrays.memory import address
 from ncclkv.comm.control import CallDigest
 from ncclkv.comm.transport import Request
@@ -167,7 +167,7 @@ class CollectiveSlot:
         """Write the digest, `words` and the time for the peers to read, before the first phase."""
         headers, lo = self._table.local_headers, self._index * HEADER_WORDS
         headers[lo] = self.digest
-        headers[lo + _ARRIVAL] = monotonic_ns()
+        headers[lo + _ARRIVAL] = concurrency.monotonic_ns()
         for position, word in enumerate(words, lo + 1):
             headers[position] = word
 

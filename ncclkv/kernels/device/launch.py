@@ -6,7 +6,6 @@ takes up to a tenth of a second, and is refused during a capture.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv import env
+from ncclkv import concurrency, env
 from ncclkv.errors import UsageError
 from ncclkv.kernels.device.cubins import cubin
 from ncclkv.kernels.device.kernel_args import THREADS
@@ -26,7 +25,7 @@ Launch = Callable[[KernelSource, int, NDArray[Any]], None]
 
 # Loaded kernels by device and program: a device keeps them for the whole process.
 _functions: dict[tuple[int, KernelSource], Any] = {}
-_loading = threading.Lock()
+_loading = concurrency.Lock()
 
 
 def launch(program: KernelSource, blocks: int, argument: NDArray[Any]) -> None:
