@@ -56,12 +56,22 @@ class _Changes:
 
 
 @dataclass
-class _Outgoing(Request):
-    """A message that its receiver copies out of the sender's memory, or out of a copy."""
+class Outgoing(Request):
+    """A message that its receiver copies out of the sender's memory, or out of a copy.
+
+    Attributes
+    ----------
+    data : ndarray
+    peer : int
+    received : bool
+    arrives : int
+        The time at which the receiver can find it, in a seeded world.
+    """
 
     data: Buffer
     peer: int
     received: bool = False
+    arrives: int = 0
 
     def done(self) -> bool:
         return self.received
@@ -86,7 +96,7 @@ class ThreadGroup:
 
     def __init__(self) -> None:
         self.lock = concurrency.RLock()
-        self.messages: dict[_Address, deque[_Outgoing]] = {}
+        self.messages: dict[_Address, deque[Outgoing]] = {}
         self.inboxes: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
         self.departed: dict[int, str] = {}
         self._exchanges: dict[int, dict[int, Any]] = {}
@@ -125,7 +135,7 @@ class ThreadGroup:
 
 
 @dataclass
-class _Incoming(Request):
+class Incoming(Request):
     """A message that its receiver copies out of a mailbox."""
 
     group: ThreadGroup
@@ -149,7 +159,7 @@ class _Incoming(Request):
                 self.received = True
         return True
 
-    def _copy(self, message: _Outgoing) -> None:
+    def _copy(self, message: Outgoing) -> None:
         if message.data.size != self.into.size:
             sender, rank, _ = self.address
             raise WrongLength(rank, sender, message.data.size, self.into.size)
@@ -175,9 +185,12 @@ class ThreadTransport(Transport):
     ----------
     first : ThreadTransport
         The transport of all ranks, which this one is, or was split from.
+    group_type : type
+        The type of its group.
     """
 
     name = "threads"
+    group_type: type[ThreadGroup] = ThreadGroup
 
     def __init__(
         self,
@@ -196,16 +209,16 @@ class ThreadTransport(Transport):
         self._seen_changes = -1
         self.inbox = group.inboxes[rank]
 
-    def send(self, data: Buffer, peer: int, tag: int) -> Request:
+    def send(self, data: Buffer, peer: int, tag: int) -> Outgoing:
         eager = data.nbytes <= _EAGER_BYTES
-        message = _Outgoing(data.copy() if eager else data, peer, received=eager)
+        message = Outgoing(data.copy() if eager else data, peer, received=eager)
         with self._group.lock:
             self._group.messages.setdefault((self.rank, peer, tag), deque()).append(message)
             self._group.changes[peer].add()
         return message
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Request:
-        return _Incoming(self._group, (peer, self.rank, tag), into, peer)
+        return Incoming(self._group, (peer, self.rank, tag), into, peer)
 
     def pause(self, attempt: int) -> None:
         # A change since the last pause may be unread: sleep only when there was none.
@@ -240,7 +253,11 @@ class ThreadTransport(Transport):
         left = {
             rank: inherited[old] for rank, old in enumerate(self._parent_ranks) if old in inherited
         }
-        return {**left, **self._group.departed}
+        return {**left, **self._departed()}
+
+    def _departed(self) -> dict[int, str]:
+        """Return the ranks of this group that have left, and their reasons."""
+        return self._group.departed
 
     def post(self, data: bytes, peers: Iterable[int]) -> None:
         with self._group.lock:
@@ -255,11 +272,11 @@ class ThreadTransport(Transport):
             self._group.announce()
 
     def split(self, color: int, key: int) -> Transport:
-        offers = self._allgather((color, key, ThreadGroup()))
+        offers = self._allgather((color, key, self.group_type()))
         same_color = [rank for rank, (other, _, _) in offers.items() if other == color]
         ranks = sorted(same_color, key=lambda rank: (offers[rank][1], rank))
         group = offers[ranks[0]][2]
-        return ThreadTransport(group, ranks.index(self.rank), len(ranks), self, ranks)
+        return type(self)(group, ranks.index(self.rank), len(ranks), self, ranks)
 
     def close(self) -> None:
         return None
@@ -280,10 +297,12 @@ _numbers = count(1)
 """Numbers of the groups so far, for their names."""
 
 
-def communicators(size: int, timeout: float) -> Sequence[HostCommunicator]:
+def communicators(
+    size: int, timeout: float, transport: type[ThreadTransport] = ThreadTransport
+) -> Sequence[HostCommunicator]:
     """Return the communicator of each rank of a new group."""
-    group = ThreadGroup()
-    made = [HostCommunicator(ThreadTransport(group, rank, size), timeout) for rank in range(size)]
+    group = transport.group_type()
+    made = [HostCommunicator(transport(group, rank, size), timeout) for rank in range(size)]
     name = f"threads {next(_numbers)}"
     for each in made:
         each.calls.store = name

@@ -1,4 +1,4 @@
-"""Several ranks as threads of one process, for notebooks and for tests."""
+"""Ranks that are threads of the system, and their end by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import ctypes
 import math
 import sys
 from collections.abc import Callable, Sequence
-from inspect import iscoroutinefunction, isgeneratorfunction
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from ncclkv import concurrency, env
-from ncclkv.arguments import check_count
+from ncclkv import concurrency
 from ncclkv.comm.host import threads
 from ncclkv.comm.host.communicator import HostCommunicator
-from ncclkv.errors import CommError, UsageError, annotate
-from ncclkv.tracebacks import trim_begin
-
-__all__ = ["run_ranks"]
+from ncclkv.errors import annotate
+from ncclkv.testing.rank import first_error, run_as_rank
 
 Result = TypeVar("Result")
 
@@ -30,81 +26,10 @@ _PROGRAM_SECONDS = 0.7
 _POLL_SECONDS = 0.05
 
 
-def __dir__() -> list[str]:
-    """List the public names."""
-    return [*__all__, *(name for name in globals() if name.startswith("__"))]
-
-
-def run_ranks(
-    size: int, body: Callable[..., Result], *args: Any, timeout: float = 60.0
-) -> list[Result]:
-    """Run a function on several threads, each of which is a rank.
-
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    body : callable
-        ``body(*args)``; inside it ``ncclkv.create("dist")`` is a store over all of them, in host
-        memory.  ``dist_sync``, ``threads`` and ``ncclkv.comm.world()`` have the same ranks.  A
-        thread that `body` starts is no rank: `UsageError` refuses these names there.
-    *args
-        Arguments of `body` on every rank.
-    timeout : float
-        Seconds that a rank waits for another.  Stores created in `body` have this timeout instead
-        of ``NCCLKV_TIMEOUT``, unless ``create(timeout=)`` is given.
-
-    Returns
-    -------
-    list
-        Results of `body`, in rank order.
-
-    Raises
-    ------
-    UsageError
-        When `size` is not an int above 0, `body` no function or one whose call only makes a
-        generator or a coroutine, or `timeout` not a finite number above 0.
-    Exception
-        Exception of a rank, with the rank in its text.  When several ranks raise, the first cause:
-        an error other than `CommError`, of the lowest rank.
-    KeyboardInterrupt
-        In the main thread, on Ctrl-C or the stop button of a notebook, within a second.  Calls of
-        stores then raise `CommError` on every rank, and `KeyboardInterrupt` ends the ranks' own
-        code.  A rank in a call that Python cannot end, such as `time.sleep`, ends after that call;
-        a rank in an import, at its next call of a store.
-
-    Examples
-    --------
-    >>> import numpy as np, ncclkv
-    >>> def body():
-    ...     with ncclkv.create("dist") as kv:
-    ...         kv.init("w", np.zeros(2))
-    ...         kv.push("w", np.full(2, kv.rank + 1.0))
-    ...         return kv.pull("w")
-    >>> ncclkv.testing.run_ranks(3, body)
-    [array([6., 6.]), array([6., 6.]), array([6., 6.])]
-    """
-    try:
-        check_count("run_ranks: size", size, 1)
-        given: object = body
-        if not callable(given):
-            kind = type(given).__name__
-            raise UsageError(f"run_ranks: body is a {kind}; give a function: run_ranks(2, body)")
-        if isgeneratorfunction(given) or iscoroutinefunction(given):
-            raise UsageError(
-                "run_ranks: a call of body makes a generator or a coroutine, and runs nothing; "
-                "give a function that runs it, as lambda: list(body()) or lambda: "
-                "asyncio.run(body())"
-            )
-        made = threads.communicators(size, env.timeout(timeout))
-        return _results([_Rank(rank, each, lambda: body(*args)) for rank, each in enumerate(made)])
-    except BaseException as error:
-        trim_begin(error)
-        raise
-
-
-def _results(ranks: Sequence[_Rank[Result]]) -> list[Result]:
-    """Run all ranks, and return their results; raise the first error."""
+def run_threads(size: int, body: Callable[[], Result], timeout: float) -> list[Result]:
+    """Run a function on the threads of a new group; return the results, or raise an error."""
+    made = threads.communicators(size, timeout)
+    ranks = [_Rank(rank, each, body) for rank, each in enumerate(made)]
     try:
         for rank in ranks:
             rank.start()
@@ -161,14 +86,10 @@ class _Rank(concurrency.Thread, Generic[Result]):
 
     def run(self) -> None:
         try:
-            threads.become(self.communicator)
             try:
-                self.result = self._body()
-                threads.leave(self.communicator)
+                self.result = run_as_rank(self.communicator, self._body)
             except BaseException as error:
-                trim_begin(error)
                 self.error = error
-                self.communicator.abort(f"{type(error).__name__}: {error}")
             with self._lock:
                 self._interruptible = False
         except KeyboardInterrupt:
@@ -236,11 +157,6 @@ def _place(rank: _Rank[Any]) -> str:
 
 
 def _first(ranks: Sequence[_Rank[Any]]) -> BaseException | None:
-    """Return the error that caused the others, with its rank in the text; None without errors."""
-    errors = [(rank.number, rank.error) for rank in ranks if rank.error is not None]
-    causes = [each for each in errors if not isinstance(each[1], CommError)]
-    if not errors:
-        return None
-    number, error = (causes or errors)[0]
-    annotate(error, f"on rank {number} of {len(ranks)}")
-    return error
+    """Return the error that caused the others; None without errors."""
+    errors = {rank.number: rank.error for rank in ranks if rank.error is not None}
+    return first_error(errors, len(ranks))

@@ -1,0 +1,113 @@
+"""Puts a world in the place of Python's clocks and locks, and takes it away again."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+
+from ncclkv import concurrency
+from ncclkv.concurrency import SharedStep
+from ncclkv.testing import primitives
+from ncclkv.testing.habits import OWNERS, Habits
+from ncclkv.testing.threads import Thread, Threads, acting, activate
+from ncclkv.testing.turns import Turns
+
+
+@contextmanager
+def installed(threads: Threads, habits: Habits) -> Iterator[None]:
+    """Run the ``with`` block under a world's clocks, locks, steps, constants and variables.
+
+    The garbage collector is off meanwhile: finalizers would run at points that no seed decides.
+    """
+    activate(threads)
+    undo: list[Callable[[], object]] = []
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for name, value in _names(threads).items():
+            undo.append(_replace(concurrency, name, value))
+        for step in concurrency.shared_steps:
+            undo.append(_wrap(step, threads.turns))
+        for name, value in habits.constants.items():
+            undo += _replace_constant(name, value)
+        undo.append(_set_variables(habits.variables))
+        yield
+    finally:
+        for each in reversed(undo):
+            each()
+        if collects:
+            gc.enable()
+
+
+def _names(threads: Threads) -> dict[str, Any]:
+    """Return what a world has under the names of `concurrency`."""
+    return {
+        "Condition": primitives.Condition,
+        "Event": primitives.Event,
+        "Lock": primitives.Lock,
+        "RLock": primitives.RLock,
+        "Thread": Thread,
+        "current_thread": threads.current,
+        "get_ident": threads.ident,
+        "threads": threads.all,
+        "monotonic": primitives.monotonic,
+        "monotonic_ns": primitives.monotonic_ns,
+        "perf_counter": primitives.monotonic,
+        "wall_time": primitives.wall_time,
+        "sleep": primitives.sleep,
+        "sched_yield": primitives.sched_yield,
+        "point": primitives.point,
+    }
+
+
+def _replace(owner: Any, name: str, value: object) -> Callable[[], object]:
+    """Set an attribute; return a function that sets the former one."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    return lambda: setattr(owner, name, before)
+
+
+def _wrap(step: SharedStep, turns: Turns) -> Callable[[], object]:
+    """Give turns before and after a method; return a function that restores it."""
+    function, name, after = step.function, step.name, f"after {step.name}"
+
+    @functools.wraps(function)
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        if acting() is None:
+            return function(*args, **kwargs)
+        turns.point(name)
+        if step.writes:
+            turns.changed()
+        result = function(*args, **kwargs)
+        turns.point(after)
+        return result
+
+    path, _, method = function.__qualname__.rpartition(".")
+    owner = sys.modules[function.__module__]
+    return _replace(attrgetter(path)(owner) if path else owner, method, stepped)
+
+
+def _replace_constant(name: str, value: object) -> list[Callable[[], object]]:
+    """Set a constant in its module, and in those that have imported it by its name."""
+    own = getattr(sys.modules[OWNERS[name]], name)
+    owners = [each for key, each in sys.modules.items() if key.startswith("ncclkv.")]
+    missing = object()
+    return [_replace(each, name, value) for each in owners if vars(each).get(name, missing) is own]
+
+
+def _set_variables(variables: Mapping[str, str]) -> Callable[[], object]:
+    """Set the environment variables that the user has not set; return a function that ends it."""
+    added = [name for name in variables if name not in os.environ]
+    os.environ.update({name: variables[name] for name in added})
+
+    def undo() -> None:
+        for name in added:
+            del os.environ[name]
+
+    return undo

@@ -1,0 +1,159 @@
+"""`Seeded`: a world in which one number decides every turn, every delay and the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Generic, TypeVar
+
+from ncclkv import env
+from ncclkv.comm.host import threads as ranks_as_threads
+from ncclkv.errors import KVStoreError
+from ncclkv.testing import batons
+from ncclkv.testing.habits import draw_habits
+from ncclkv.testing.installed import installed
+from ncclkv.testing.mail import SeededTransport
+from ncclkv.testing.rank import run_as_rank
+from ncclkv.testing.threads import Thread, Threads
+from ncclkv.testing.trace import Trace
+from ncclkv.testing.turns import Turns, WorldEnd
+
+Result = TypeVar("Result")
+
+
+class NoProgress(KVStoreError):
+    """No rank of a seeded world can go on; the text has the stack of each."""
+
+
+@dataclass
+class Outcome(Generic[Result]):
+    """What the ranks of a world did.
+
+    Attributes
+    ----------
+    results : dict of int to object
+        The results of the ranks that returned.
+    errors : dict of int to BaseException
+        The exceptions of the ranks that raised.
+    seconds : dict of int to float
+        The time at which each rank ended.
+    """
+
+    results: dict[int, Result] = field(default_factory=dict)
+    errors: dict[int, BaseException] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+
+
+class Seeded:
+    """A world of ranks in which one number decides every turn, every delay and the time.
+
+    One rank runs at a time.  The world draws from the seed who runs next, whether a rank loses
+    time, and how long a message takes.  Clocks of the package show a time that the world moves, so
+    a timeout of minutes passes in a second.  The same seed and program give the same trace.
+
+    Parameters
+    ----------
+    seed : int
+    keep_trace : bool
+        Whether to keep each point as a line of text, in `lines`.
+
+    Attributes
+    ----------
+    seed : int
+    lines : list of str
+        The points of the last run: time in nanoseconds, actor, label, file and line.
+    sha256 : str
+        The SHA-256 of all points of the last run.
+    seconds : float
+        The length of the last run by the world's clock.
+    points : int
+        Number of points of the last run.
+
+    Examples
+    --------
+    >>> import numpy as np, ncclkv
+    >>> def body():
+    ...     with ncclkv.create("dist") as kv:
+    ...         kv.init("w", np.zeros(2))
+    ...         kv.push("w", np.full(2, kv.rank + 1.0))
+    ...         return kv.pull("w")
+    >>> world = ncclkv.testing.Seeded(7)
+    >>> ncclkv.testing.run_ranks(3, body, world=world)
+    [array([6., 6.]), array([6., 6.]), array([6., 6.])]
+    >>> first = world.sha256
+    >>> ncclkv.testing.run_ranks(3, body, world=world)[0]
+    array([6., 6.])
+    >>> world.sha256 == first
+    True
+    """
+
+    def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
+        self.seed = seed
+        self.lines: list[str] = []
+        self.sha256 = ""
+        self.seconds = 0.0
+        self.points = 0
+        self._keep_trace = keep_trace
+
+    def run(
+        self, size: int, body: Callable[[], Result], timeout: float | None = None
+    ) -> Outcome[Result]:
+        """Run a function on ranks of this world, and return what each did.
+
+        Raises
+        ------
+        NoProgress
+            When no rank can go on.
+        """
+        random = Random(self.seed)
+        habits = draw_habits(random)
+        trace = Trace(keep=self._keep_trace)
+        turns = Turns(random, habits, trace, batons.fastest())
+        outcome: Outcome[Result] = Outcome()
+        with installed(Threads(turns), habits):
+            made = ranks_as_threads.communicators(size, env.timeout(timeout), SeededTransport)
+            for rank, communicator in enumerate(made):
+                _Rank(rank, communicator, body, outcome, turns).start_on(rank)
+            turns.run()
+        self.lines, self.sha256 = trace.lines, trace.sha256
+        self.seconds, self.points = turns.seconds, turns.points
+        if turns.ended:
+            stacks = "\n".join(turns.stacks.values())
+            raise NoProgress(f"seed {self.seed}: {turns.ended} at {turns.seconds:.6f} s\n{stacks}")
+        return outcome
+
+
+class _Rank(Thread, Generic[Result]):
+    """A thread of a world that is a rank.
+
+    Parameters
+    ----------
+    rank : int
+    communicator : HostCommunicator
+    body : callable
+    outcome : Outcome
+        Gets the result of `body`, or its exception.
+    turns : Turns
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        communicator: Any,
+        body: Callable[[], Result],
+        outcome: Outcome[Result],
+        turns: Turns,
+    ) -> None:
+        super().__init__(name=f"rank {rank}")
+        self._rank, self._communicator, self._body = rank, communicator, body
+        self._outcome, self._turns = outcome, turns
+
+    def run(self) -> None:
+        try:
+            self._outcome.results[self._rank] = run_as_rank(self._communicator, self._body)
+        except WorldEnd:
+            raise
+        except BaseException as error:
+            self._outcome.errors[self._rank] = error
+        self._outcome.seconds[self._rank] = self._turns.seconds
