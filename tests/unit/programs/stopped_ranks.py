@@ -94,6 +94,8 @@ def on_alarm(number: int, frame: object) -> None:
 
 
 signal.signal(signal.SIGALRM, on_alarm)
+# A shell that runs the tests in its background lets them ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     run_ranks(RANKS, body)
 finally:
