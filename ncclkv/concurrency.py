@@ -84,7 +84,7 @@ locals_: list[local] = []
 
 
 class local(threading.local):  # the name of Python's own
-    """As `threading.local`; a world whose ranks share one thread swaps the attributes."""
+    """Attributes of each thread; a world whose ranks share one thread swaps them."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> local:
         made = super().__new__(cls, *args, **kwargs)

@@ -94,9 +94,8 @@ class Lines:
         partial.waiting = partial.waiting[start:]
         if len(partial.waiting) > _LONGEST:
             self._write_unfinished(rank, partial)
-            partial.last_time = (
-                concurrency.monotonic()
-            )  # reading from the rank may have been paused
+            # The write may have paused the reading from the rank.
+            partial.last_time = concurrency.monotonic()
             self._long = rank
             return True
         return False

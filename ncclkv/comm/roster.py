@@ -57,8 +57,9 @@ class Roster(NamedTuple):
     members : sequence of Member
         In rank order.
     met : float
-        This rank's ``time.monotonic()`` when it had heard from all.  All ranks leave that exchange
-        together, but for the time of a message: times since then are comparable between ranks.
+        This rank's ``concurrency.monotonic()`` when it had heard from all.  All ranks leave that
+        exchange together, but for the time of a message: times since then are comparable between
+        ranks.
     """
 
     members: Sequence[Member]

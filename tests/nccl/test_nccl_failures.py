@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
+from ncclkv import concurrency
 from ncclkv.comm.nccl import progress, waiting
 from ncclkv.errors import CommAborted, CommTimeout, RankLost
 from ncclkv.system import watchdog
@@ -281,7 +282,7 @@ def test_ctrl_c_in_a_wait_breaks_nothing():
         if worker.rank == 0:
             work = comm.allreduce(array, array)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(waiting.backoff.os, "sched_yield", _interrupt)
+                patch.setattr(concurrency, "sched_yield", _interrupt)
                 with pytest.raises(KeyboardInterrupt):
                     comm.synchronize()
         worker.peers.control.barrier()

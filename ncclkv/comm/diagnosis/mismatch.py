@@ -104,7 +104,7 @@ class CallComparison:
     peers : list of int
         The other ranks.
     last_received : dict of int to float
-        Times of the last notice from each rank, by ``time.monotonic()``.
+        Times of the last notice from each rank, by ``concurrency.monotonic()``.
     roster : Roster or None
         The ranks' descriptions of themselves, where they exchanged them.
     store : str
@@ -142,7 +142,7 @@ class CallComparison:
         ----------
         ranks : collection of int
         since : float
-            Reports received before this ``time.monotonic()`` are dropped.
+            Reports received before this ``concurrency.monotonic()`` are dropped.
         """
         self._reports = {rank: each for rank, each in self._reports.items() if each[1] >= since}
         here = self.transport.rank

@@ -57,7 +57,7 @@ def silent_nodes(calls: CallComparison, since: float) -> list[tuple[int, ...]]:
     ----------
     calls : CallComparison
     since : float
-        A ``time.monotonic()``.
+        A ``concurrency.monotonic()``.
     """
     if calls.roster is None or not calls.recorder.log.count:
         return []

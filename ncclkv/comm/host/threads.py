@@ -41,7 +41,7 @@ class _Changes:
     Attributes
     ----------
     count : int
-    happened : threading.Condition
+    happened : concurrency.Condition
         Notified of each change.
     """
 
@@ -82,7 +82,7 @@ class ThreadGroup:
 
     Attributes
     ----------
-    lock : threading.RLock
+    lock : concurrency.RLock
         Held by each thread that writes the other attributes.
     messages : dict of deque
         Messages under way, by address, in the order of sending.

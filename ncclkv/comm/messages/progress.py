@@ -85,7 +85,7 @@ class ProgressEngine:
         Sent with every collective; a peer with another digest raises `OrderMismatch`.
     calls : CallComparison
         The calls behind the digest.
-    lock : threading.RLock
+    lock : concurrency.RLock
         Held by the thread that advances the collectives, where another thread may do so too.
     """
 

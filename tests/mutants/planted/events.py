@@ -76,11 +76,13 @@ MUTANTS = (
         name="verbs-inside-instruments",
         file=SESSION,
         old="            if self._begin is not None:\n"
-        '                self._events.emit("verb", self._name, perf_counter() - self._begin)\n'
+        '                self._events.emit("verb", self._name, '
+        "concurrency.perf_counter() - self._begin)\n"
         '            self._running.verb = ""\n',
         new='            self._running.verb = ""\n'
         "            if self._begin is not None:\n"
-        '                self._events.emit("verb", self._name, perf_counter() - self._begin)\n',
+        '                self._events.emit("verb", self._name, '
+        "concurrency.perf_counter() - self._begin)\n",
         why="an instrument that calls a verb calls itself without end",
         tests=(UNIT,),
     ),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ncclkv
+from ncclkv import concurrency
 from ncclkv.cli import main, mpi, run
 from ncclkv.cli.mpi import Library
 from ncclkv.cli.outcome import Outcome, Rank
@@ -180,7 +181,7 @@ def starts(monkeypatch):
 
     def go(*outcomes: Outcome, restarts: int = 3, port: int | None = 0):
         made, pauses, left = [], [], list(outcomes)
-        monkeypatch.setattr(run.waits.time, "sleep", pauses.append)
+        monkeypatch.setattr(concurrency, "sleep", pauses.append)
         monkeypatch.setattr(
             run, "run_once", lambda start, restart: made.append(restart) or left.pop(0)
         )

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from ncclkv import concurrency
 from ncclkv.comm import backoff
 from ncclkv.comm.backoff import Backoff, pause
 
@@ -40,7 +41,7 @@ def test_pauses_yield_first_and_then_sleep_longer_up_to_a_millisecond(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sleeps: list[float] = []
-    monkeypatch.setattr(backoff.time, "sleep", sleeps.append)
+    monkeypatch.setattr(concurrency, "sleep", sleeps.append)
     for attempt in range(1, backoff.YIELDS + 1):
         pause(attempt)
     assert not sleeps

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import ncclkv
+from ncclkv import concurrency
 from ncclkv.comm.types import Work
-from ncclkv.engine import events as module
 from ncclkv.engine.events import Events, Instrument
 from ncclkv.errors import CommTimeout, UsageError
 from tests.harness.context import context_of
@@ -91,7 +91,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(module, "perf_counter", lambda: made.now)
+    monkeypatch.setattr(concurrency, "perf_counter", lambda: made.now)
     return made
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ncclkv import concurrency
 from ncclkv.comm.types import DoneWork
-from ncclkv.engine import in_flight
 from ncclkv.engine.in_flight import InFlight
 
 
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(in_flight, "perf_counter", made)
+    monkeypatch.setattr(concurrency, "perf_counter", made)
     return made
 
 

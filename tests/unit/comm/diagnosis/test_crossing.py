@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ncclkv import concurrency
 from ncclkv.comm.diagnosis import crossing, flight_recorder
 from ncclkv.comm.diagnosis.reports import EVERYONE
 from tests.unit.comm.diagnosis.connected_ranks import note, ranks
@@ -109,7 +110,7 @@ def test_a_half_written_wait_is_not_read(monkeypatch: pytest.MonkeyPatch) -> Non
     own.recorder.record_other_wait("barrier()", [EVERYONE], "there", 3)
     assert own.recorder.read(0).other_wait is not None
     with monkeypatch.context() as stopped:
-        stopped.setattr(flight_recorder.time, "monotonic_ns", _stop)
+        stopped.setattr(concurrency, "monotonic_ns", _stop)
         with pytest.raises(KeyboardInterrupt):
             own.recorder.record_other_wait("barrier()", [EVERYONE], "here", 4)
     assert own.recorder.read(0).other_wait is None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ncclkv import concurrency
 from ncclkv.comm.diagnosis import mismatch as module
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.diagnosis.mismatch import VERDICT_CALLS, CallComparison
@@ -239,7 +240,7 @@ def test_an_old_report_has_its_age() -> None:
     note(second, 1)
     second.notify("")
     first.receive()
-    module.time.sleep(0.25)
+    concurrency.sleep(0.25)
     seconds = float(re.findall(r"(\d+\.\d) s ago", first.describe_calls({1}))[0])
     assert seconds >= 0.2
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ncclkv import concurrency
 from ncclkv.comm.diagnosis import mismatch as module
 from ncclkv.comm.diagnosis import waits
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
@@ -43,7 +44,7 @@ def test_nodes_that_do_not_answer_are_named() -> None:
     others[2].notify("")
     first.receive()
     assert waits.silent_nodes(first, 0.0) == [(4, 5)]
-    assert waits.silent_nodes(first, module.time.monotonic() + 1) == [(2, 3), (4, 5)], (
+    assert waits.silent_nodes(first, concurrency.monotonic() + 1) == [(2, 3), (4, 5)], (
         "that was too long ago"
     )
 

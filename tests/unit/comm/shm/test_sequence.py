@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from ncclkv.comm.shm import sequence
+from ncclkv import concurrency
 from ncclkv.comm.shm.sequence import DONE, ENTERED, NBYTES, RING, CollectiveSlot, SequenceTable
 
 RANKS = [3, 5]
@@ -17,7 +17,7 @@ RANKS = [3, 5]
 def tables(monkeypatch: pytest.MonkeyPatch) -> list[SequenceTable]:
     """The tables of ranks 3 and 5; their clock shows 1, 2, 3 seconds and so on."""
     seconds = iter(range(1, 10 * RING))
-    monkeypatch.setattr(sequence, "monotonic_ns", lambda: next(seconds) * 10**9)
+    monkeypatch.setattr(concurrency, "monotonic_ns", lambda: next(seconds) * 10**9)
     pages = [np.zeros(NBYTES, np.uint8) for _ in RANKS]
     return [SequenceTable(pages, RANKS, index, lambda: None) for index in range(len(RANKS))]
 
