@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 from ncclkv import env
 from ncclkv.arguments import check_count
 from ncclkv.errors import UsageError
+from ncclkv.testing.calls import sleep, start_thread
 from ncclkv.testing.rank import first_error
 from ncclkv.testing.ranks import run_threads
 from ncclkv.testing.seeded import NoProgress, Seeded
-from ncclkv.testing.threads import Thread
 from ncclkv.tracebacks import trim_begin
 
-__all__ = ["NoProgress", "Seeded", "Thread", "run_ranks"]
+__all__ = ["NoProgress", "Seeded", "run_ranks", "sleep", "start_thread"]
 
 Result = TypeVar("Result")
 
@@ -49,7 +49,8 @@ def run_ranks(
         of ``NCCLKV_TIMEOUT``, unless ``create(timeout=)`` is given.
     world : Seeded, optional
         Draws the ranks' turns, delays and time from a seed, so that the run can be repeated.
-        Threads that `body` starts have to be `ncclkv.testing.Thread`.
+        `body` starts threads by `start_thread`, and sleeps by
+        `sleep`.
 
     Returns
     -------

@@ -41,9 +41,14 @@ class SystemThreads:
         self._threads.append(thread)
         thread.start()
 
-    def run(self, first: Actor) -> None:
+    def run(self, first: Actor, end: Callable[[], None]) -> None:
         self._turns[first].release()
-        self._end.acquire()
+        try:
+            self._end.acquire()
+        except BaseException:  # Ctrl-C, or the exception of another signal handler
+            end()
+            self._end.acquire()
+            raise
         for thread in self._threads:
             thread.join()
 
@@ -71,7 +76,7 @@ class Greenlets:
         made = self._greenlets[actor] = self._make(main, self._home)
         actor.frame = lambda: _frame(made)
 
-    def run(self, first: Actor) -> None:
+    def run(self, first: Actor, end: Callable[[], None]) -> None:
         before = _swap_locals([])
         actor: Actor | None = first
         while actor is not None:

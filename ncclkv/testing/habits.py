@@ -102,7 +102,7 @@ def draw_habits(random: Random) -> Habits:
         priority_change_rate=0.02,
         delay_rate=pick((0.0, 0.1, 0.5)),
         longest_delay=pick((20_000, 2 * _MILLISECONDS, 300 * _MILLISECONDS)),
-        longest_leap=pick((60, 200, 500)) * _MILLISECONDS,
+        longest_leap=pick((200, 500, 1000)) * _MILLISECONDS,
         constants=_constants(pick),
         variables=_variables(pick),
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
-from ncclkv import concurrency
+from ncclkv import concurrency, env
 from ncclkv.concurrency import SharedStep
 from ncclkv.testing import primitives
 from ncclkv.testing.habits import OWNERS, Habits
@@ -36,8 +35,8 @@ def installed(threads: Threads, habits: Habits) -> Iterator[None]:
             undo.append(_wrap(step, threads.turns))
         for name, value in habits.constants.items():
             undo += _replace_constant(name, value)
-        undo.append(_set_variables(habits.variables))
-        yield
+        with env.temporarily(habits.variables):
+            yield
     finally:
         for each in reversed(undo):
             each()
@@ -99,15 +98,3 @@ def _replace_constant(name: str, value: object) -> list[Callable[[], object]]:
     owners = [each for key, each in sys.modules.items() if key.startswith("ncclkv.")]
     missing = object()
     return [_replace(each, name, value) for each in owners if vars(each).get(name, missing) is own]
-
-
-def _set_variables(variables: Mapping[str, str]) -> Callable[[], object]:
-    """Set the environment variables that the user has not set; return a function that ends it."""
-    added = [name for name in variables if name not in os.environ]
-    os.environ.update({name: variables[name] for name in added})
-
-    def undo() -> None:
-        for name in added:
-            del os.environ[name]
-
-    return undo

@@ -20,13 +20,13 @@ _EPOCH = 1_700_000_000 * NANOSECONDS
 
 
 def point(name: str) -> None:
-    """As `concurrency.point`: the world draws who goes on."""
+    """Let the world draw who goes on."""
     if acting() is not None:
         active().turns.point(name)
 
 
 def monotonic_ns() -> int:
-    """As `time.monotonic_ns`."""
+    """Return the nanoseconds of the world's clock."""
     if acting() is None:
         return time.monotonic_ns()
     turns = active().turns
@@ -35,17 +35,17 @@ def monotonic_ns() -> int:
 
 
 def monotonic() -> float:
-    """As `time.monotonic` and `time.perf_counter`."""
+    """Return the seconds of the world's clock."""
     return monotonic_ns() / NANOSECONDS
 
 
 def wall_time() -> float:
-    """As `time.time`."""
+    """Return the seconds of the world's clock since 1970."""
     return time.time() if acting() is None else (_EPOCH + monotonic_ns()) / NANOSECONDS
 
 
 def sleep(seconds: float) -> None:
-    """As `time.sleep`."""
+    """Let the actor run again after so many seconds of the world's clock."""
     if acting() is None:
         time.sleep(seconds)
     else:
@@ -53,15 +53,19 @@ def sleep(seconds: float) -> None:
 
 
 def sched_yield() -> None:
-    """As `os.sched_yield`."""
+    """Let the actor run again at once, after the others that are ready."""
     if acting() is None:
         os.sched_yield()
     else:
         active().turns.sleep(1, "yield")
 
 
+class _NotHeldError(RuntimeError):
+    """The error of Python's locks for a release by another thread."""
+
+
 class Lock:
-    """As `threading.Lock`."""
+    """Stands for `threading.Lock`."""
 
     _reentrant = False
 
@@ -98,7 +102,7 @@ class Lock:
         if self._owner is not actor and (self._reentrant or self._owner is None):
             if active().turns.ended:  # an actor that unwinds has no lock back from its wait
                 return
-            raise RuntimeError("cannot release un-acquired lock")
+            raise _NotHeldError("release of a lock that another actor, or nobody, holds")
         self._count -= 1
         if not self._count:
             self._free()
@@ -127,13 +131,13 @@ class Lock:
 
 
 class RLock(Lock):
-    """As `threading.RLock`."""
+    """Stands for `threading.RLock`."""
 
     _reentrant = True
 
 
 class Condition:
-    """As `threading.Condition`."""
+    """Stands for `threading.Condition`."""
 
     def __init__(self, lock: Lock | None = None) -> None:
         self._lock = RLock() if lock is None else lock
@@ -195,7 +199,7 @@ class Condition:
 
 
 class Event:
-    """As `threading.Event`."""
+    """Stands for `threading.Event`."""
 
     def __init__(self) -> None:
         self._condition = Condition()
@@ -234,6 +238,6 @@ def _actor() -> Actor | None:
     if actor is None and active().turns.current is not None:
         raise UsageError(
             f"{active().current().name} is not a thread of the seeded world, and cannot take "
-            f"turns with its ranks; start it by ncclkv.testing.Thread"
+            f"turns with its ranks; start it by ncclkv.testing.start_thread"
         )
     return actor

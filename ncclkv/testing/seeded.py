@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from ncclkv import env
 from ncclkv.comm.host import threads as ranks_as_threads
-from ncclkv.errors import KVStoreError
+from ncclkv.errors import KVStoreError, annotate
 from ncclkv.testing import batons
 from ncclkv.testing.habits import draw_habits
 from ncclkv.testing.installed import installed
@@ -118,6 +118,8 @@ class Seeded:
             turns.run()
         self.lines, self.sha256 = trace.lines, trace.sha256
         self.seconds, self.points = turns.seconds, turns.points
+        for error in outcome.errors.values():
+            annotate(error, f"in the world of seed {self.seed}, after {turns.seconds:.6f} s")
         if turns.ended:
             stacks = "\n".join(turns.stacks.values())
             raise NoProgress(f"seed {self.seed}: {turns.ended} at {turns.seconds:.6f} s\n{stacks}")

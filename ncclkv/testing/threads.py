@@ -33,17 +33,17 @@ class Threads:
         self.by_actor: dict[Actor, Thread] = {}
 
     def current(self) -> Thread | threading.Thread:
-        """As `threading.current_thread`."""
+        """Return the thread that calls."""
         actor = acting()
         return threading.current_thread() if actor is None else self.by_actor[actor]
 
     def ident(self) -> int:
-        """As `threading.get_ident`."""
+        """Return the identity of the thread that calls."""
         actor = acting()
         return _thread.get_ident() if actor is None else self.by_actor[actor].ident
 
     def all(self) -> list[Thread | threading.Thread]:
-        """As `threading.enumerate`."""
+        """Return all threads of the process, and those of the world."""
         mine = [each for each in self.by_actor.values() if each.is_alive()]
         return [*threading.enumerate(), *mine]
 
@@ -70,7 +70,7 @@ def acting() -> Actor | None:
 
 
 class Thread:
-    """As `threading.Thread`: a thread of the rank that starts it.
+    """Stands for `threading.Thread`: a thread of the rank that starts it.
 
     Attributes
     ----------

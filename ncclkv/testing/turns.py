@@ -80,8 +80,11 @@ class Baton(Protocol):
     def add(self, actor: Actor, main: Callable[[], None]) -> None:
         """Prepare an actor, whose function begins at its first turn."""
 
-    def run(self, first: Actor) -> None:
-        """Give the first turn, and return when all actors are over."""
+    def run(self, first: Actor, end: Callable[[], None]) -> None:
+        """Give the first turn, and return when all actors are over.
+
+        Calls `end` when Ctrl-C interrupts the wait for them.
+        """
 
     def pass_on(self, giver: Actor, taker: Actor) -> None:
         """Let another actor run; return when the giver has the baton again."""
@@ -151,7 +154,7 @@ class Turns:
     def run(self) -> None:
         """Run all actors to their ends."""
         self.current = self._actors[int(self.draw() * len(self._actors))]
-        self._baton.run(self.current)
+        self._baton.run(self.current, lambda: self._stop("the run was interrupted"))
         self.current = None
 
     # What the actor that has the baton calls
@@ -216,8 +219,7 @@ class Turns:
     def _step(self, label: str) -> Actor:
         """Note a point of the actor that has the baton."""
         actor = self.current
-        assert actor is not None
-        if self.ended:
+        if self.ended or actor is None:
             raise WorldEnd(self.ended)
         self.points += 1
         if self.points > _MAX_POINTS:

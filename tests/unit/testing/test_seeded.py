@@ -1,0 +1,92 @@
+"""`Seeded`: the same seed gives the same run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ncclkv
+from ncclkv.testing import Seeded, run_ranks
+from tests.harness.source import ROOT
+
+PROGRAM = """
+import numpy as np, ncclkv
+from ncclkv.testing import Seeded, run_ranks
+
+def body():
+    with ncclkv.create("dist") as a, ncclkv.create("dist") as b:
+        a.init("w", np.zeros(300))
+        a.push("w", np.ones(300))
+        b.barrier()
+        return a.pull("w").sum()
+
+for seed in range(12):
+    world = Seeded(seed)
+    assert run_ranks(3, body, world=world) == [900.0] * 3
+    print(world.sha256)
+"""
+
+
+def digests(**variables: str) -> list[str]:
+    """Return the digests that a new process prints."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_another_process_repeats_a_run() -> None:
+    first = digests(PYTHONHASHSEED="1")
+    assert len(set(first)) == 12
+    assert digests(PYTHONHASHSEED="2") == first
+
+
+def test_worlds_before_it_do_not_matter() -> None:
+    def body() -> None:
+        with ncclkv.create("dist") as kv:
+            kv.barrier()
+
+    alone = Seeded(5)
+    run_ranks(2, body, world=alone)
+    for seed in range(5):
+        run_ranks(2, body, world=Seeded(seed))
+    again = Seeded(5)
+    run_ranks(2, body, world=again)
+    assert again.sha256 == alone.sha256
+
+
+def test_a_trace_has_a_line_for_each_point() -> None:
+    def body() -> None:
+        with ncclkv.create("dist") as kv:
+            kv.barrier()
+
+    world = Seeded(5, keep_trace=True)
+    run_ranks(2, body, world=world)
+    kept = world.sha256
+    assert len(world.lines) >= world.points > 100
+    for line in world.lines:
+        assert re.fullmatch(r"\d+ [01] [a-zA-Z ]+ at \S+\.py:\d+", line), line
+    places = {line.rpartition(" ")[2].rpartition(":")[0] for line in world.lines}
+    assert "ncclkv/comm/messages/progress.py" in places
+    assert not any(place.startswith("ncclkv/testing/mail") for place in places)
+    plain = Seeded(5)
+    run_ranks(2, body, world=plain)
+    assert (plain.sha256, plain.lines) == (kept, [])
+
+
+def test_the_error_of_a_rank_names_the_seed() -> None:
+    def body() -> None:
+        kv = ncclkv.create("dist")
+        kv.init("w", np.zeros(2 + kv.rank))
+
+    with pytest.raises(ncclkv.errors.SpecMismatch) as caught:
+        run_ranks(2, body, world=Seeded(9))
+    notes = " ".join(caught.value.__notes__)
+    assert re.search(r"in the world of seed 9, after \d+\.\d{6} s", notes)
