@@ -29,14 +29,6 @@ class SeededGroup(ThreadGroup):
         self.notices: defaultdict[int, list[tuple[int, int, bytes]]] = defaultdict(list)
         self.arrivals: dict[tuple[int, int], int] = {}
 
-    def arrival(self, sender: int, receiver: int) -> int:
-        """Draw when a message that is sent now arrives; 0 outside a turn."""
-        if acting() is None:
-            return 0
-        at = active().turns.arrival(self.arrivals.get((sender, receiver), 0))
-        self.arrivals[sender, receiver] = at
-        return at
-
 
 @dataclass
 class _SeededIncoming(Incoming):
@@ -67,7 +59,7 @@ class SeededTransport(ThreadTransport):
     def send(self, data: Buffer, peer: int, tag: int) -> Outgoing:
         _give_turn("send a message")
         message = super().send(data, peer, tag)
-        message.arrives = self._group.arrival(self.rank, peer)
+        message.arrives = self._arrival(self.rank, peer)
         return message
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Request:
@@ -76,7 +68,7 @@ class SeededTransport(ThreadTransport):
     def post(self, data: bytes, peers: Iterable[int]) -> None:
         for peer in peers:
             _give_turn("send a notice")
-            at = self._group.arrival(self.rank, peer)
+            at = self._arrival(self.rank, peer)
             self._group.notices[peer].append((at, self.rank, data))
 
     def left_ranks(self) -> dict[int, str]:
@@ -89,10 +81,26 @@ class SeededTransport(ThreadTransport):
 
     def _departed(self) -> dict[int, str]:
         for rank in self._group.departed.keys() - self._farewells.keys():
-            self._farewells[rank] = self._group.arrival(rank, self.rank)
+            self._farewells[rank] = self._arrival(rank, self.rank)
         now = active().turns.now
         departed = super()._departed().items()
         return {rank: reason for rank, reason in departed if self._farewells[rank] <= now}
+
+    def _arrival(self, sender: int, receiver: int) -> int:
+        """Draw when a message that is sent now arrives; 0 outside a turn."""
+        if acting() is None:
+            return 0
+        arrivals, pair = self._group.arrivals, (sender, receiver)
+        first = self._first_rank(sender), self._first_rank(receiver)
+        arrivals[pair] = active().turns.arrival(*first, arrivals.get(pair, 0))
+        return arrivals[pair]
+
+    def _first_rank(self, rank: int) -> int:
+        """Return a rank's number among all ranks of the world."""
+        parent = self._parent
+        if not isinstance(parent, SeededTransport):
+            return rank
+        return parent._first_rank(self._parent_ranks[rank])
 
     def leave(self, reason: str) -> None:
         _give_turn("leave")

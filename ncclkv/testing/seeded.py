@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Generic, TypeVar
@@ -11,7 +11,8 @@ from ncclkv import env
 from ncclkv.comm.host import threads as ranks_as_threads
 from ncclkv.errors import KVStoreError, annotate
 from ncclkv.testing import batons
-from ncclkv.testing.habits import draw_habits
+from ncclkv.testing.faults import Fault, Faults
+from ncclkv.testing.habits import Habits, draw_habits
 from ncclkv.testing.installed import installed
 from ncclkv.testing.mail import SeededTransport
 from ncclkv.testing.rank import run_as_rank
@@ -57,6 +58,10 @@ class Seeded:
     seed : int
     keep_trace : bool
         Whether to keep each point as a line of text, in `lines`.
+    faults : sequence of Fault, optional
+        Of `ncclkv.testing.faults`: what goes wrong.
+    habits : Habits, optional
+        Of `ncclkv.testing.habits`; by default drawn from the seed.
 
     Attributes
     ----------
@@ -88,13 +93,22 @@ class Seeded:
     True
     """
 
-    def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        keep_trace: bool = False,
+        faults: Sequence[Fault] = (),
+        habits: Habits | None = None,
+    ) -> None:
         self.seed = seed
         self.lines: list[str] = []
         self.sha256 = ""
         self.seconds = 0.0
         self.points = 0
         self._keep_trace = keep_trace
+        self._habits = habits
+        self._faults = faults
 
     def run(
         self, size: int, body: Callable[[], Result], timeout: float | None = None
@@ -107,9 +121,10 @@ class Seeded:
             When no rank can go on.
         """
         random = Random(self.seed)
-        habits = draw_habits(random)
+        drawn = draw_habits(random)
+        habits = self._habits or drawn
         trace = Trace(keep=self._keep_trace)
-        turns = Turns(random, habits, trace, batons.fastest())
+        turns = Turns(random, habits, trace, batons.fastest(), Faults(self._faults))
         outcome: Outcome[Result] = Outcome()
         with installed(Threads(turns), habits):
             made = ranks_as_threads.communicators(size, env.timeout(timeout), SeededTransport)

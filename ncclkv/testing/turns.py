@@ -21,6 +21,9 @@ NANOSECONDS = 10**9
 _BEGIN = 1000 * NANOSECONDS
 """The clock at the begin: a time that no code takes for zero."""
 
+NEVER = 10**9 * NANOSECONDS
+"""A time that no world reaches."""
+
 _POINT = 1000
 """Nanoseconds of a point: two reads of the clock differ."""
 
@@ -93,6 +96,16 @@ class Baton(Protocol):
         """Let another actor run when the giver's function has returned; None if it was the last."""
 
 
+class Accidents(Protocol):
+    """What goes wrong in a world."""
+
+    def at_point(self, actor: Actor) -> float:
+        """Raise at a point of an actor, or return the seconds for which its rank stops."""
+
+    def loses(self, sender: int, receiver: int, seconds: float) -> bool:
+        """Return whether a message that is sent after so many seconds is lost."""
+
+
 class Turns:
     """The actors of a world, its clock, and who has the baton.
 
@@ -103,6 +116,7 @@ class Turns:
     habits : Habits
     trace : Trace
     baton : Baton
+    accidents : Accidents
 
     Attributes
     ----------
@@ -118,9 +132,13 @@ class Turns:
         The stacks of the actors at that time, by their numbers.
     """
 
-    def __init__(self, random: Random, habits: Habits, trace: Trace, baton: Baton) -> None:
+    def __init__(
+        self, random: Random, habits: Habits, trace: Trace, baton: Baton, accidents: Accidents
+    ) -> None:
         self.draw = random.random
         self._habits, self._trace, self._baton = habits, trace, baton
+        self._accidents = accidents
+        self._stopped: dict[int, int] = {}
         self.now = _BEGIN
         self.points = 0
         self.current: Actor | None = None
@@ -199,9 +217,11 @@ class Turns:
         """Note that other ranks can see what the actor has done."""
         self._vain_pauses = 0
 
-    def arrival(self, earliest: int) -> int:
-        """Draw the time at which a message that is sent now arrives, not before `earliest`."""
+    def arrival(self, sender: int, receiver: int, earliest: int) -> int:
+        """Draw the time at which a message between two ranks arrives, not before `earliest`."""
         at, habits = self.now, self._habits
+        if self._accidents.loses(sender, receiver, self.seconds):
+            return NEVER
         if self.draw() < habits.delay_rate:
             at += int(self.draw() * habits.longest_delay)
         at = max(at, earliest)
@@ -226,6 +246,10 @@ class Turns:
             self.end(f"no rank has ended after {_MAX_POINTS} points")
         actor.label = label
         self._trace.note(self.now, actor.number, label)
+        if seconds := self._accidents.at_point(actor):
+            self._stopped[actor.rank] = self.now + int(seconds * NANOSECONDS)
+            actor.ready_at = self.now
+            self._give_way(actor)
         return actor
 
     def _pause(self, actor: Actor, nanoseconds: int) -> int:
@@ -265,11 +289,21 @@ class Turns:
 
     def _next(self) -> Actor | None:
         """Choose who runs next; move the clock if all have lost time."""
-        waiting = [each for each in self._actors if not each.over and each.ready_at is not None]
-        if not waiting:
+        ready: list[Actor] = []
+        soonest = None
+        for each in self._actors:
+            at = None if each.over else self._time_of(each)
+            if at is None:
+                continue
+            if soonest is None or at < soonest:
+                soonest = at
+            if at <= self.now:
+                ready.append(each)
+        if soonest is None:
             return None
-        self.now = max(self.now, min(each.ready_at or 0 for each in waiting))
-        ready = [each for each in waiting if (each.ready_at or 0) <= self.now]
+        if not ready:
+            self.now = soonest
+            ready = [each for each in self._actors if not each.over and self._is_ready(each)]
         if len(ready) == 1:
             return ready[0]
         if not self._habits.by_priority:
@@ -278,6 +312,17 @@ class Turns:
         if self.draw() < self._habits.priority_change_rate:
             chosen.priority = self.draw() - 1
         return chosen
+
+    def _is_ready(self, actor: Actor) -> bool:
+        """Return whether an actor can run now."""
+        at = self._time_of(actor)
+        return at is not None and at <= self.now
+
+    def _time_of(self, actor: Actor) -> int | None:
+        """Return the time from which an actor can run; None while others have to wake it."""
+        if actor.ready_at is None or not self._stopped:
+            return actor.ready_at
+        return max(actor.ready_at, self._stopped.get(actor.rank, 0))
 
     def _leave(self, actor: Actor) -> None:
         """Give the baton away for ever."""

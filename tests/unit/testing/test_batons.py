@@ -60,7 +60,7 @@ def test_no_thread_is_left(on_threads: Callable[[], None]) -> None:
     before = threading.active_count()
     on_threads()
     run_ranks(3, body, world=Seeded(0))
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_ctrl_c_ends_the_ranks(on_threads: Callable[[], None]) -> None:
@@ -83,4 +83,4 @@ def test_ctrl_c_ends_the_ranks(on_threads: Callable[[], None]) -> None:
         signal.signal(signal.SIGINT, previous)
     timer.join()
     assert time.monotonic() - begin < stretched(1.5)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before

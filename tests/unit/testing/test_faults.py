@@ -1,0 +1,79 @@
+"""Faults of a world: the other ranks hear of each, in time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ncclkv
+from ncclkv.errors import CommTimeout, KVStoreError, RankLost
+from ncclkv.testing import Seeded, sleep
+from ncclkv.testing.faults import Die, LoseMessages, Raise, Stop
+
+SEEDS = range(25)
+TIMEOUT = 20.0
+
+
+def body() -> float:
+    with ncclkv.create("dist") as kv:
+        kv.init("w", np.zeros(3))
+        for _ in range(6):
+            kv.push("w", np.ones(3))
+            value = float(kv.pull("w")[0])
+            sleep(1.0)
+        return value
+
+
+def others(errors: dict[int, BaseException], rank: int) -> list[BaseException]:
+    """Return the errors of the other ranks, each of which names the rank."""
+    found = [error for each, error in errors.items() if each != rank]
+    for error in found:
+        assert isinstance(error, KVStoreError), error
+        assert f"rank {rank}" in str(error)
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_exception_at_a_point(seed: int) -> None:
+    fault = Raise(rank=1, point=100 + 37 * seed, error=lambda: MemoryError("told to fail"))
+    outcome = Seeded(seed, faults=[fault]).run(3, body, TIMEOUT)
+    if 1 in outcome.errors:
+        assert isinstance(outcome.errors[1], (MemoryError, KVStoreError))
+        assert len(others(outcome.errors, 1)) == 2
+        assert max(outcome.seconds.values()) < TIMEOUT
+    else:
+        assert outcome.results == dict.fromkeys(range(3), 3.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_rank_that_dies_is_named_at_the_deadline(seed: int) -> None:
+    outcome = Seeded(seed, faults=[Die(rank=1, point=100 + 20 * seed)]).run(3, body, TIMEOUT)
+    assert 1 not in outcome.results
+    assert 1 not in outcome.errors
+    found = others(outcome.errors, 1)
+    assert len(found) == 2
+    assert any(isinstance(each, CommTimeout) for each in found)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_rank_that_stops_for_less_than_the_timeout_is_no_error(seed: int) -> None:
+    outcome = Seeded(seed, faults=[Stop(1, 100 + 30 * seed, TIMEOUT / 2)]).run(3, body, TIMEOUT)
+    assert not outcome.errors
+    assert outcome.results == dict.fromkeys(range(3), 3.0)
+    assert min(outcome.seconds.values()) > TIMEOUT / 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_rank_that_stops_for_longer_is_named(seed: int) -> None:
+    outcome = Seeded(seed, faults=[Stop(1, 100 + 20 * seed, 5 * TIMEOUT)]).run(3, body, TIMEOUT)
+    assert len(others(outcome.errors, 1)) == 2
+    assert isinstance(outcome.errors[1], RankLost)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lost_messages_are_no_wrong_sums(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", "messages")
+    outcome = Seeded(seed, faults=[LoseMessages(0, 1, 2.0)]).run(2, body, TIMEOUT)
+    assert not outcome.results
+    for error in outcome.errors.values():
+        assert isinstance(error, (CommTimeout, RankLost)), error

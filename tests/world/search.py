@@ -1,0 +1,67 @@
+"""The search: one seed after another, until one fails or the time is over."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tests.world.case import Case, case_of, run
+
+_COLLECTED = 50
+"""Seeds between two runs of the garbage collector, which is off in a world."""
+
+
+@dataclass
+class Report:
+    """What a search has run.
+
+    Attributes
+    ----------
+    seeds, broken, points : int
+        Seeds, those with broken programs, and points of all of them.
+    virtual : float
+        Seconds of the worlds' clocks.
+    cpu : float
+        Seconds of this process.
+    failed : Case or None
+    complaint : str
+    """
+
+    seeds: int = 0
+    broken: int = 0
+    points: int = 0
+    virtual: float = 0.0
+    cpu: float = 0.0
+    failed: Case | None = None
+    complaint: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seeds} seeds, {self.broken} of them with broken programs; {self.points} "
+            f"points, {self.virtual:.0f} s of the worlds' clocks, {self.cpu:.1f} s of CPU"
+        )
+
+
+def search(seeds: Iterable[int], seconds: float) -> Report:
+    """Run the cases of seeds for so long at most; stop at the first that fails."""
+    report, begin, cpu = Report(), time.monotonic(), time.process_time()
+    gc.collect()
+    gc.freeze()
+    for seed in seeds:
+        if time.monotonic() - begin > seconds:
+            break
+        case = case_of(seed)
+        finding = run(case)
+        report.seeds += 1
+        report.broken += case.expectation is not None
+        report.points += finding.world.points
+        report.virtual += finding.world.seconds
+        if finding.complaint:
+            report.failed, report.complaint = case, finding.complaint
+            break
+        if report.seeds % _COLLECTED == 0:
+            gc.collect()
+    report.cpu = time.process_time() - cpu
+    return report
