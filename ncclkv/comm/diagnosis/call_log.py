@@ -154,11 +154,13 @@ class CallRing:
             self._write_text(code, keys, call.words)
         return call
 
+    @concurrency.shared_step("log: append", writes=True)
     def append(self, call: PreparedCall, digest: int) -> int:
         """Append a call whose text was found or interned just now; return the next digest."""
         self.count = number = self.count + 1
         return self._append(self._page, number, call.text, call.term, digest)
 
+    @concurrency.shared_step("log: repeat", writes=True)
     def repeat(self, call: PreparedCall, digest: int, frame: FrameType) -> int | None:
         """Append a call from the user's `frame` again.
 
@@ -176,6 +178,7 @@ class CallRing:
         self.count = number = self.count + 1
         return self._append(self._page, number, call.text, call.term, digest)
 
+    @concurrency.shared_step("log: intern", writes=True)
     def intern(
         self, code: int, keys: int, text: str, frame: FrameType, items: str = ""
     ) -> PreparedCall:
@@ -206,6 +209,7 @@ class CallRing:
             self._lists += 1
         return call
 
+    @concurrency.shared_step("log: write text", writes=True)
     def _write_text(self, code: int, keys: int, words: bytes) -> None:
         """Write a text to the next row."""
         lo = _TEXTS_FROM + self._texts % _TEXTS * _TEXT.size
@@ -230,6 +234,7 @@ def append_call(page: memoryview, number: int, text: int, term: int, digest: int
     # The number is stored first and the count last: a neighbour never takes an old row for it.
     lo = _COUNT_BYTES + number % CALLS * _CALL.size
     _CALL.pack_into(page, lo, number, text, concurrency.monotonic_ns())
+    concurrency.point("log: call without its count")
     _COUNT.pack_into(page, 0, number)
     return (digest * _DIGEST_FACTOR + term) & MASK
 
@@ -243,6 +248,7 @@ def read_count(page: memoryview) -> int:
 def read_calls(page: memoryview, max_calls: int = CALLS) -> Iterator[RecordedCall]:
     """Yield the last calls of a page, which its rank may be writing to, the latest at the end."""
     count = read_count(page)
+    concurrency.point("log: count was read")
     now = concurrency.monotonic_ns()
     lists = dict(_ITEMS.iter_unpack(page[_ITEMS_FROM:NBYTES]))
     for number in range(max(1, count - min(max_calls, CALLS - 1) + 1), count + 1):

@@ -77,6 +77,7 @@ class FlightRecorder:
 
     # This rank
 
+    @concurrency.shared_step("page: record other wait", writes=True)
     def record_other_wait(
         self, description: str, names: Sequence[str], store: str = "", number: int = 0
     ) -> None:
@@ -86,16 +87,20 @@ class FlightRecorder:
         self.clear_other_wait()
         # The time is stored last: no reader combines the parts of two waits.
         _OTHER_WAIT.pack_into(self._own, _OTHER_WAIT_FROM, 0, store.encode(), number, text)
+        concurrency.point("page: other wait without its time")
         _TIME.pack_into(self._own, _OTHER_WAIT_FROM, concurrency.monotonic_ns())
 
+    @concurrency.shared_step("page: clear other wait", writes=True)
     def clear_other_wait(self) -> None:
         """Show no wait outside this store."""
         _TIME.pack_into(self._own, _OTHER_WAIT_FROM, 0)
 
+    @concurrency.shared_step("page: retract other wait", writes=True)
     def retract_other_wait(self) -> None:
         """Show that the wait outside this store has failed: its call no longer waits."""
         _NUMBER.pack_into(self._own, _NUMBER_FROM, 0)
 
+    @concurrency.shared_step("page: record wait", writes=True)
     def record_wait(self, ranks: Collection[int], description: str, waited: float) -> None:
         """Show that this rank has waited for `ranks` for `waited` seconds, and still waits."""
         now, lowest = concurrency.monotonic_ns(), sorted(ranks)[:_MAX_RANKS]
@@ -104,16 +109,19 @@ class FlightRecorder:
         since = now - int(waited * 1e9)
         _WAIT.pack_into(self._own, _WAIT_FROM, since, now, len(ranks), *padded, text)
 
+    @concurrency.shared_step("page: clear wait", writes=True)
     def clear_wait(self) -> None:
         """Show no wait."""
         _WAIT.pack_into(self._own, _WAIT_FROM, 0, 0, 0, *[-1] * _MAX_RANKS, b"")
 
+    @concurrency.shared_step("page: mark closing", writes=True)
     def mark_closing(self) -> None:
         """Mark this rank as closing: it now waits only for its peers to close."""
         self._own[_CLOSING] = 1
 
     # Any rank
 
+    @concurrency.shared_step("page: read closing")
     def is_closing(self, rank: int) -> bool:
         """Return whether a readable page marks its rank as closing."""
         return rank in self._pages and bool(self._pages[rank][_CLOSING])
@@ -122,6 +130,7 @@ class FlightRecorder:
         """Return whether the page of a rank is readable here."""
         return rank in self._pages
 
+    @concurrency.shared_step("page: read")
     def read(self, rank: int, max_calls: int = CALLS) -> Report:
         """Return the report of a rank, with its last calls."""
         page = self._pages[rank]
@@ -130,12 +139,16 @@ class FlightRecorder:
         label = f"rank {rank} on {_decode(host)} (pid {pid})"
         # First the wait: a call made before the wait was shown is then always counted.
         other_wait, log = self._other_wait(page), page[_LOG_FROM:NBYTES]
-        made, calls = call_log.read_count(log), list(call_log.read_calls(log, max_calls))
+        made = call_log.read_count(log)
+        concurrency.point("page: count was read")
+        calls = list(call_log.read_calls(log, max_calls))
         return Report(name, label, calls, other_wait, self._wait(page), made=made)
 
+    @concurrency.shared_step("page: read other wait")
     def _other_wait(self, page: memoryview) -> OtherWait | None:
         """Return the wait outside the store that a page shows."""
         when, store, number, text = _OTHER_WAIT.unpack_from(page, _OTHER_WAIT_FROM)
+        concurrency.point("page: other wait before its time is compared")
         # The rank may be writing: a time that has changed meanwhile shows a mixture of two waits.
         if not when or when != _OTHER_WAIT.unpack_from(page, _OTHER_WAIT_FROM)[0]:
             return None
@@ -143,6 +156,7 @@ class FlightRecorder:
         age = (concurrency.monotonic_ns() - when) / 1e9
         return OtherWait(age, description, names, _decode(store), number)
 
+    @concurrency.shared_step("page: read wait")
     def _wait(self, page: memoryview) -> Wait | None:
         """Return the wait that a page shows."""
         since, shown, total, *rest = _WAIT.unpack_from(page, _WAIT_FROM)

@@ -55,6 +55,7 @@ class PeerFlags(Request):
         self._index = index
         self._value = value
 
+    @concurrency.shared_step("flags: done")
     def done(self) -> bool:
         index, value, done = self._index, self._value, True
         for peer, flags in self._flags:
@@ -66,6 +67,7 @@ class PeerFlags(Request):
                     )
         return done
 
+    @concurrency.shared_step("flags: poll")
     def poll(self) -> bool:
         index, value, reached = self._index, self._value, True
         for _, flags in self._flags:
@@ -80,6 +82,7 @@ class PeerFlags(Request):
         only = [each for each in self._flags if each[0] == rank]
         return PeerFlags(self._rank, only, self._index, self._value)
 
+    @concurrency.shared_step("flags: awaited")
     def awaited(self) -> list[int]:
         return [peer for peer, flags in self._flags if flags[self._index] < self._value]
 
@@ -163,6 +166,7 @@ class CollectiveSlot:
 
     # This rank
 
+    @concurrency.shared_step("slot: write header", writes=True)
     def write_header(self, words: Sequence[int]) -> None:
         """Write the digest, `words` and the time for the peers to read, before the first phase."""
         headers, lo = self._table.local_headers, self._index * HEADER_WORDS
@@ -171,11 +175,13 @@ class CollectiveSlot:
         for position, word in enumerate(words, lo + 1):
             headers[position] = word
 
+    @concurrency.shared_step("slot: publish", writes=True)
     def publish(self, phase: int) -> None:
         """Publish that this rank has reached a phase."""
         self._table.local_flags[self._index] = self._base + phase
         self._table.notify()
 
+    @concurrency.shared_step("slot: fail", writes=True)
     def fail(self) -> None:
         """Publish that ranks have made different calls."""
         self._table.local_flags[self._index] = FAILED
@@ -183,11 +189,13 @@ class CollectiveSlot:
 
     # The peers
 
+    @concurrency.shared_step("slot: read headers")
     def headers(self) -> list[list[int]]:
         """Return the headers of all ranks but for times; all must have reached the first phase."""
         lo = self._index * HEADER_WORDS
         return [words[lo : lo + _ARRIVAL].tolist() for words in self._table.headers]
 
+    @concurrency.shared_step("slot: read arrivals")
     def arrivals(self) -> dict[int, float]:
         """Return the times of arrival, as `Work.arrivals`."""
         table, position = self._table, self._index * HEADER_WORDS + _ARRIVAL
@@ -195,10 +203,12 @@ class CollectiveSlot:
             rank: words[position] / 1e9
             for rank, words in zip(table.ranks, table.headers, strict=True)
         }
+        concurrency.point("slot: arrivals before flags")
         # Flags last: a flag of a later collective shows that the slot's words may be of that one.
         reached = [flags[self._index] - self._base for flags in table.flags]
         return times if all(ENTERED <= phase <= DONE for phase in reached) else {}
 
+    @concurrency.shared_step("slot: compare headers")
     def headers_match(self, expected: Sequence[Sequence[int]]) -> bool:
         """Return whether each rank's header has this rank's digest and the words expected of it."""
         lo, digest = self._index * HEADER_WORDS, self.digest
@@ -207,6 +217,7 @@ class CollectiveSlot:
                 return False
         return True
 
+    @concurrency.shared_step("slot: poll flags")
     def all_reached(self, phase: int) -> bool:
         """Return whether all other ranks have reached a phase."""
         index, value = self._index, self._base + phase
@@ -224,6 +235,7 @@ class CollectiveSlot:
         """Return a request that one rank reaches a phase."""
         return [request.of(rank) for request in self.stragglers(phase)]
 
+    @concurrency.shared_step("slot: is complete")
     def is_complete(self) -> bool:
         """Return whether all ranks are done, this rank included."""
         done = self._base + DONE

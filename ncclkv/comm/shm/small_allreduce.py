@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv import concurrency
 from ncclkv.arrays.memory import address
 from ncclkv.comm.messages.progress import HostWork
 from ncclkv.comm.shm import header
@@ -126,6 +127,7 @@ class SmallAllReduceWork(HostWork):
         slot.publish(DONE)
         return True
 
+    @concurrency.shared_step("small sum: in C", writes=True)
     def _in_c(self, table: bytes) -> bool:
         """Run the phases that are left in one call of C; return False when peers are late."""
         small, slot, previous = self._small, self._slot, self._previous
