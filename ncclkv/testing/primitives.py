@@ -166,11 +166,12 @@ class Condition:
         try:
             active().turns.wait("a condition", length)
         finally:
+            # Also after an exception: the caller's ``with`` block releases the lock.
             notified = actor not in self._waiting
             if not notified:
                 self._waiting.remove(actor)
-        self._lock.acquire()
-        self._lock._count = count
+            self._lock.acquire()
+            self._lock._count = count
         return notified
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:

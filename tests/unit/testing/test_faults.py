@@ -24,6 +24,13 @@ def body() -> float:
         return value
 
 
+def point_of(seed: int) -> int:
+    """Return a point of a rank in the first two thirds of its program."""
+    world = Seeded(seed)
+    world.run(3, body, TIMEOUT)
+    return 1 + int(world.points / 3 * 0.6 * (seed + 1) / len(SEEDS))
+
+
 def others(errors: dict[int, BaseException], rank: int) -> list[BaseException]:
     """Return the errors of the other ranks, each of which names the rank."""
     found = [error for each, error in errors.items() if each != rank]
@@ -35,7 +42,7 @@ def others(errors: dict[int, BaseException], rank: int) -> list[BaseException]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_exception_at_a_point(seed: int) -> None:
-    fault = Raise(rank=1, point=100 + 37 * seed, error=lambda: MemoryError("told to fail"))
+    fault = Raise(1, point_of(seed), error=lambda: MemoryError("told to fail"))
     outcome = Seeded(seed, faults=[fault]).run(3, body, TIMEOUT)
     if 1 in outcome.errors:
         assert isinstance(outcome.errors[1], (MemoryError, KVStoreError))
@@ -47,7 +54,7 @@ def test_an_exception_at_a_point(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_rank_that_dies_is_named_at_the_deadline(seed: int) -> None:
-    outcome = Seeded(seed, faults=[Die(rank=1, point=100 + 20 * seed)]).run(3, body, TIMEOUT)
+    outcome = Seeded(seed, faults=[Die(1, point_of(seed))]).run(3, body, TIMEOUT)
     assert 1 not in outcome.results
     assert 1 not in outcome.errors
     found = others(outcome.errors, 1)
@@ -57,7 +64,7 @@ def test_a_rank_that_dies_is_named_at_the_deadline(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_rank_that_stops_for_less_than_the_timeout_is_no_error(seed: int) -> None:
-    outcome = Seeded(seed, faults=[Stop(1, 100 + 30 * seed, TIMEOUT / 2)]).run(3, body, TIMEOUT)
+    outcome = Seeded(seed, faults=[Stop(1, point_of(seed), TIMEOUT / 2)]).run(3, body, TIMEOUT)
     assert not outcome.errors
     assert outcome.results == dict.fromkeys(range(3), 3.0)
     assert min(outcome.seconds.values()) > TIMEOUT / 2
@@ -65,7 +72,7 @@ def test_a_rank_that_stops_for_less_than_the_timeout_is_no_error(seed: int) -> N
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_rank_that_stops_for_longer_is_named(seed: int) -> None:
-    outcome = Seeded(seed, faults=[Stop(1, 100 + 20 * seed, 5 * TIMEOUT)]).run(3, body, TIMEOUT)
+    outcome = Seeded(seed, faults=[Stop(1, point_of(seed), 5 * TIMEOUT)]).run(3, body, TIMEOUT)
     assert len(others(outcome.errors, 1)) == 2
     assert isinstance(outcome.errors[1], RankLost)
 

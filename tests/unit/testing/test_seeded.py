@@ -72,7 +72,7 @@ def test_a_trace_has_a_line_for_each_point() -> None:
     kept = world.sha256
     assert len(world.lines) >= world.points > 100
     for line in world.lines:
-        assert re.fullmatch(r"\d+ [01] [a-zA-Z ]+ at \S+\.py:\d+", line), line
+        assert re.fullmatch(r"\d+ [01] [a-zA-Z: ]+ at \S+\.py:\d+", line), line
     places = {line.rpartition(" ")[2].rpartition(":")[0] for line in world.lines}
     assert "ncclkv/comm/messages/progress.py" in places
     assert not any(place.startswith("ncclkv/testing/mail") for place in places)

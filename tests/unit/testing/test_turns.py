@@ -50,7 +50,7 @@ def test_a_timeout_of_minutes_takes_few_points() -> None:
         world = Seeded(seed)
         with pytest.raises(CommTimeout, match=r"waited 30\d\.\d s \(timeout 300 s\)"):
             run_ranks(2, body, timeout=300, world=world)
-        assert world.points < 60_000
+        assert world.points < 200_000
         assert world.seconds >= 300.0
 
 
