@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -37,6 +37,13 @@ def in_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "active", True)
     monkeypatch.setattr(compiled, "STREAM_BYTES", 0)
     monkeypatch.setattr(compiled, "STREAM_PART_BYTES", 0)
+
+
+@pytest.fixture
+def clock_set_in_c(in_c: None) -> Iterator[Callable[[int | None], None]]:
+    """Return `compiled.set_clock`; the real clock is restored at the end."""
+    yield compiled.set_clock
+    compiled.set_clock(None)
 
 
 @pytest.fixture(params=["NumPy", "C"])

@@ -121,3 +121,9 @@ def append_call(page: memoryview, number: int, text: int, term: int, digest: int
     Raises ValueError for a page that is too short or not aligned to 8 bytes, and for a number below
     1.
     """
+
+def set_clock(nanoseconds: int | None, /) -> None:
+    """Set the time that `short_sum` and `append_call` write, for the threads of this process.
+
+    None restores the clock of `time.monotonic_ns`.  Raises ValueError for a negative time.
+    """

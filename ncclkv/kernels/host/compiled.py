@@ -19,6 +19,7 @@ try:
     from ncclkv.kernels.host._compiled import checksum as checksum
     from ncclkv.kernels.host._compiled import copy as copy
     from ncclkv.kernels.host._compiled import measure as measure
+    from ncclkv.kernels.host._compiled import set_clock as set_clock
     from ncclkv.kernels.host._compiled import short_sum as short_sum
     from ncclkv.kernels.host._compiled import total as total
     from ncclkv.kernels.host._compiled import update as update
@@ -27,6 +28,10 @@ try:
 except ImportError:
     BUILT = False
     COMPLETE, MAX_RANKS = 2, 0
+
+    def set_clock(nanoseconds: int | None, /) -> None:
+        """Do nothing: without C, Python reads the clock."""
+
 
 STREAM_BYTES = 4 * 1024 * 1024
 """Arrays of at least this size are written with non-temporal stores.

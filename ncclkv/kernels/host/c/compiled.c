@@ -79,6 +79,8 @@ struct program {
 
 #include "programs.h"
 
+#include "clock.h"
+
 #include "short.h"
 
 #include "calls.h"
@@ -288,11 +290,28 @@ static PyObject *append_call(PyObject *module, PyObject *const *args, Py_ssize_t
     return PyLong_FromUnsignedLongLong(digest & DIGEST_MASK);
 }
 
+static PyObject *set_clock(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    long long time = NOT_SET;
+
+    (void)module;
+    if (check_count("set_clock", given, 1) < 0)
+        return NULL;
+    if (args[0] != Py_None) {
+        if (read_integer(args[0], &time) < 0)
+            return NULL;
+        if (time < 0)
+            return PyErr_Format(PyExc_ValueError, "a clock of %lld nanoseconds", time);
+    }
+    set_time = time;
+    Py_RETURN_NONE;
+}
+
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef functions[] = {FUNCTION(total),       FUNCTION(update),    FUNCTION(measure),
                                   FUNCTION(copy),        FUNCTION(short_sum), FUNCTION(checksum),
-                                  FUNCTION(append_call), {0}};
+                                  FUNCTION(append_call), FUNCTION(set_clock), {0}};
 
 static int prepare(PyObject *module)
 {

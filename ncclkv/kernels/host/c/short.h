@@ -5,7 +5,6 @@
 
 #include <sched.h>
 #include <stdint.h>
-#include <time.h>
 
 /* Memory that a rank shares: its flags, its headers, and its copy for this sum. */
 struct rank_memory {
@@ -74,15 +73,6 @@ static int is_free(const struct rank_memory *ranks, size_t number, size_t rank,
     if (call->number > RING && !all_reached(ranks, number, rank, earlier.flag, earlier.done))
         return 0;
     return call->previous == 0 || all_reached(ranks, number, number, previous.flag, previous.done);
-}
-
-/* The clock of Python's time.monotonic_ns. */
-static int64_t nanoseconds(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 /* Copy and publish, once, when no rank reads the old copy any more; then poll the others. */

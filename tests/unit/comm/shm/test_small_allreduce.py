@@ -108,6 +108,18 @@ def test_times_of_arrival_written_in_c_are_read_in_python(
         assert times[0] <= arrivals[1] <= times[1] <= arrivals[0] <= times[2]
 
 
+def test_c_writes_the_time_that_is_set(
+    local_ranks: tuple[LocalRank, LocalRank], clock_set_in_c: Callable[[int | None], None]
+) -> None:
+    slots = []
+    for seconds, local_rank in enumerate(local_ranks, 1):
+        clock_set_in_c(seconds * 10**9)
+        taken = local_rank.next()
+        local_rank.attend(*taken)
+        slots.append(taken[0])
+    assert [slot.arrivals() for slot in slots] == [{0: 1.0, 1: 2.0}] * 2
+
+
 def test_an_old_header_is_not_taken_for_a_phase(local_ranks: tuple[LocalRank, LocalRank]) -> None:
     first, second = local_ranks
     second.node.sequence.next_slot().write_header(second.small.packed)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -246,6 +246,26 @@ def test_a_call_is_appended_as_by_python(number: int, text: int, term: int, dige
     assert pages[0] == pages[1]
 
 
+def test_a_call_has_the_time_that_is_set(clock_set_in_c: Callable[[int | None], None]) -> None:
+    page = memoryview(bytearray(NBYTES))
+    for number, time_set in enumerate((0, 5, 2**63 - 1), 1):
+        clock_set_in_c(time_set)
+        compiled.append_call(page, number, 0, 0, 0)
+        assert page.cast("q")[1 + number * 3 + 2] == time_set
+    clock_set_in_c(None)
+    before = time.monotonic_ns()
+    compiled.append_call(page, 4, 0, 0, 0)
+    assert before <= page.cast("q")[1 + 4 * 3 + 2] <= time.monotonic_ns()
+
+
+def test_a_clock_is_set_to_a_time_alone(clock_set_in_c: Callable[[int | None], None]) -> None:
+    with pytest.raises(ValueError, match="a clock of -1 nanoseconds"):
+        clock_set_in_c(-1)
+    wrong: Any = "noon"
+    with pytest.raises(TypeError, match="int"):
+        clock_set_in_c(wrong)
+
+
 PAGE = memoryview(bytearray(8 + 24 * CALLS))
 
 
@@ -348,7 +368,9 @@ def test_without_c_everything_works() -> None:
         "    kv.init('w', np.zeros(3, np.float32))\n"
         "    kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=0.5, momentum=0.5))\n"
         "    kv.push('w', [np.ones(3, np.float32), np.ones(3, np.float32)])\n"
-        "    print(HostKernels(), kv.pull('w'))"
+        "    print(HostKernels(), kv.pull('w'))\n"
+        "from ncclkv.kernels.host import compiled\n"
+        "compiled.set_clock(5)"
     )
     environment = {**os.environ, "NCCLKV_COMPILED": "1"}
     said = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment)
