@@ -170,9 +170,18 @@ class Condition:
             notified = actor not in self._waiting
             if not notified:
                 self._waiting.remove(actor)
-            self._lock.acquire()
-            self._lock._count = count
+            self._take_back(count)
         return notified
+
+    def _take_back(self, count: int) -> None:
+        """Take the lock as often as the caller of `wait` had it."""
+        try:
+            self._lock.acquire()
+        except BaseException:  # a fault of the world, which happens once
+            self._lock.acquire()
+            raise
+        finally:
+            self._lock._count = count
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until a function returns true, at most so many seconds."""
