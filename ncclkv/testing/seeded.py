@@ -57,16 +57,18 @@ class Seeded:
     ----------
     seed : int
     keep_trace : bool
-        Whether to keep each point as a line of text, in `lines`.
+        Whether to keep each point as a line of text, in `trace`.
     faults : sequence of Fault, optional
         Of `ncclkv.testing.faults`: what goes wrong.
+    lines : sequence of str, optional
+        Ends of paths of source files, as ``diagnosis/hang.py``: each of their lines is a point.
     habits : Habits, optional
         Of `ncclkv.testing.habits`; by default drawn from the seed.
 
     Attributes
     ----------
     seed : int
-    lines : list of str
+    trace : list of str
         The points of the last run: time in nanoseconds, actor, label, file and line.
     sha256 : str
         The SHA-256 of all points of the last run.
@@ -99,16 +101,18 @@ class Seeded:
         *,
         keep_trace: bool = False,
         faults: Sequence[Fault] = (),
+        lines: Sequence[str] = (),
         habits: Habits | None = None,
     ) -> None:
         self.seed = seed
-        self.lines: list[str] = []
+        self.trace: list[str] = []
         self.sha256 = ""
         self.seconds = 0.0
         self.points = 0
         self._keep_trace = keep_trace
         self._habits = habits
         self._faults = faults
+        self._files = lines
 
     def run(
         self, size: int, body: Callable[[], Result], timeout: float | None = None
@@ -124,14 +128,16 @@ class Seeded:
         drawn = draw_habits(random)
         habits = self._habits or drawn
         trace = Trace(keep=self._keep_trace)
-        turns = Turns(random, habits, trace, batons.fastest(), Faults(self._faults))
+        turns = Turns(
+            random, habits, trace, batons.choose(threads=bool(self._files)), Faults(self._faults)
+        )
         outcome: Outcome[Result] = Outcome()
-        with installed(Threads(turns), habits):
+        with installed(Threads(turns, self._files), habits):
             made = ranks_as_threads.communicators(size, env.timeout(timeout), SeededTransport)
             for rank, communicator in enumerate(made):
                 _Rank(rank, communicator, body, outcome, turns).start_on(rank)
             turns.run()
-        self.lines, self.sha256 = trace.lines, trace.sha256
+        self.trace, self.sha256 = trace.lines, trace.sha256
         self.seconds, self.points = turns.seconds, turns.points
         for error in outcome.errors.values():
             annotate(error, f"in the world of seed {self.seed}, after {turns.seconds:.6f} s")

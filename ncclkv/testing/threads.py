@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import _thread
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
 
 from ncclkv.errors import UsageError
+from ncclkv.testing.lines import each_line
 from ncclkv.testing.turns import NANOSECONDS, Actor, Turns
 
 _identities = count(1 << 40)
@@ -22,14 +23,17 @@ class Threads:
     Parameters
     ----------
     turns : Turns
+    files : sequence of str
+        The source files each of whose lines is a point.
 
     Attributes
     ----------
-    turns : Turns
+    turns, files
+        As given.
     """
 
-    def __init__(self, turns: Turns) -> None:
-        self.turns = turns
+    def __init__(self, turns: Turns, files: Sequence[str] = ()) -> None:
+        self.turns, self.files = turns, files
         self.by_actor: dict[Actor, Thread] = {}
 
     def current(self) -> Thread | threading.Thread:
@@ -112,7 +116,8 @@ class Thread:
     def _run(self) -> None:
         """Run as an actor, and wake the actors that wait for the end."""
         try:
-            self.run()
+            with each_line(active().turns, active().files):
+                self.run()
         except Exception as error:
             args = type(error), error, error.__traceback__, None
             threading.excepthook(threading.ExceptHookArgs(args))

@@ -37,7 +37,7 @@ def main() -> int:
 def replay(case: Case) -> int:
     """Run a case, print its trace, its program and its complaint, and return the exit code."""
     finding = run(case, keep_trace=True)
-    print("\n".join(finding.world.lines))
+    print("\n".join(finding.world.trace))
     print(f"\n{case}\n\nSHA-256 of the trace: {finding.world.sha256}")
     print(finding.complaint or "nothing is wrong")
     return 1 if finding.complaint else 0

@@ -33,7 +33,7 @@ def body() -> list[float]:
 @pytest.fixture
 def on_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def choose() -> None:
-        monkeypatch.setattr(batons, "fastest", batons.SystemThreads)
+        monkeypatch.setattr(batons, "choose", lambda threads: batons.SystemThreads())
 
     return choose
 
@@ -42,7 +42,7 @@ def on_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_threads_and_greenlets_take_the_same_turns(
     seed: int, on_threads: Callable[[], None]
 ) -> None:
-    assert isinstance(batons.fastest(), batons.Greenlets)
+    assert isinstance(batons.choose(threads=False), batons.Greenlets)
     world = Seeded(seed)
     assert run_ranks(3, body, world=world) == [[6.0, 6.0]] * 3
     traced = world.sha256, world.points, world.seconds

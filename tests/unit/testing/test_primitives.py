@@ -64,7 +64,9 @@ def test_a_reentrant_lock_is_free_after_as_many_releases() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_wake_up_is_lost(seed: int) -> None:
     def body() -> list[int]:
-        ready, queue, taken = concurrency.Condition(), [], []
+        ready = concurrency.Condition()
+        queue: list[int] = []
+        taken: list[int] = []
 
         def take() -> None:
             for _ in range(4):
