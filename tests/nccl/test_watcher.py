@@ -88,6 +88,24 @@ def test_a_check_that_fails_is_logged_once_and_others_continue(watcher, caplog):
     assert "on purpose" in str(record.exc_info[1])
 
 
+def test_communicators_are_checked_in_the_order_in_which_they_were_added():
+    watcher, order = Watcher(), []
+
+    class Ordered(CheckedCommunicator):
+        def look_over(self) -> bool:
+            order.append(self)
+            return super().look_over()
+
+    watcher.stop()  # the test takes the place of the thread
+    made = [Ordered(2) for _ in range(100)]
+    added = [made[number * 37 % 100] for number in range(100)]
+    for each in added:
+        watcher.add(each)
+    watcher._look()
+    watcher._look()
+    assert order == added * 2
+
+
 def test_after_stop_nothing_is_checked(watcher):
     checked = CheckedCommunicator(1000)
     watcher.add(checked)

@@ -15,7 +15,7 @@ from ncclkv import concurrency, env
 from ncclkv.comm.base import Communicator, left
 from ncclkv.comm.buffers import allocate
 from ncclkv.comm.host.communicator import HostCommunicator
-from ncclkv.comm.messages.progress import progress_engines
+from ncclkv.comm.messages.progress import forget_thread, progress_engines
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.transport import Request, Transport, WrongLength
 from ncclkv.comm.types import Buffer
@@ -331,6 +331,7 @@ def leave(communicator: HostCommunicator) -> None:
 
 def become(communicator: Communicator) -> None:
     """Make this thread a rank, to its end."""
+    forget_thread(concurrency.get_ident())  # the stores of an ended rank may not have been closed
     _current.communicator = communicator
     _rank_threads.add(concurrency.current_thread())
 

@@ -6,7 +6,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import filterfalse
+from itertools import count, filterfalse
 from operator import methodcaller
 from typing import TypeVar
 
@@ -33,25 +33,36 @@ _FIRST_POLLS = 20
 _POLLS_PER_ADVANCE = 20
 _SHORT_WAIT_POLLS = 60
 
+_NO_THREAD = 0
+"""Identity that no thread has."""
+
 _is_done = methodcaller("done")
 
-# Engines with collectives in flight are kept alive: MPI may still write into their messages.
-_in_flight: set[ProgressEngine] = set()
+# Engines with collectives in flight are kept alive: MPI may still write into their messages.  Both
+# tables keep an order, because a set would advance its engines in the order of their addresses.
+_in_flight: dict[ProgressEngine, None] = {}
 
-_engines: weakref.WeakSet[ProgressEngine] = weakref.WeakSet()
+_engines: weakref.WeakValueDictionary[int, ProgressEngine] = weakref.WeakValueDictionary()
+_numbers = count(1)
 _engines_lock = concurrency.Lock()
 
 
 def progress_engines() -> list[ProgressEngine]:
-    """Return the engines of this process that have not failed."""
+    """Return the engines of this process that have not failed, in the order of their creation."""
     with _engines_lock:
-        engines = list(_engines)
+        engines = list(_engines.values())
     return [each for each in engines if each.failure is None]
 
 
 def open_progress_engines(thread: int) -> list[ProgressEngine]:
     """Return the engines of a thread that have not failed."""
     return [each for each in progress_engines() if each._thread == thread]
+
+
+def forget_thread(thread: int) -> None:
+    """Take the engines from an ended thread: a new thread may have the same identity."""
+    for each in open_progress_engines(thread):
+        each._thread = _NO_THREAD
 
 
 def followed(steps: Steps, then: Then | None) -> Steps:
@@ -104,7 +115,7 @@ class ProgressEngine:
         self.multi_node = False
         self.lock = concurrency.RLock()
         with _engines_lock:
-            _engines.add(self)
+            _engines[next(_numbers)] = self
 
     def siblings(self) -> list[ProgressEngine]:
         """Return the other engines of this thread that have not failed."""
@@ -144,7 +155,7 @@ class ProgressEngine:
             self._thread = concurrency.get_ident()
         # Kept before its first step: MPI may still write into the messages of a failed step.
         self._active.append(work)
-        _in_flight.add(self)
+        _in_flight[self] = None
         self.advance(work)
         return work
 
@@ -181,7 +192,7 @@ class ProgressEngine:
             if work.finished:
                 self._active.remove(work)
                 if not self._active:
-                    _in_flight.discard(self)
+                    _in_flight.pop(self, None)
 
     def wait(self, work: HostWork, timeout: float | None) -> None:
         """Wait until `work` is complete; raise at the deadline, or when a needed rank has left."""
@@ -233,7 +244,7 @@ class ProgressEngine:
         """Return the other engines of this thread with collectives in flight."""
         return [
             each
-            # A set is copied at once; a tuple might run the garbage collector while it is made.
+            # A dict is copied at once; a tuple might run the garbage collector while it is made.
             for each in _in_flight.copy()
             if each is not self and each._thread == self._thread and each.failure is None
         ]

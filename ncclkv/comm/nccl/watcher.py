@@ -41,14 +41,14 @@ class Watcher:
         self._ending = concurrency.Event()
         # Held during a poll: a fork in a poll would leave locks held in the child.
         self._looking = concurrency.Lock()
-        self._watched: set[Watched] = set()
+        self._watched: dict[Watched, None] = {}  # in the order of `add`, not of addresses
         self._thread: concurrency.Thread | None = None
         self._hooked = False
 
     def add(self, watched: Watched) -> None:
         """Poll `watched` from now on, until its `look_over` returns False."""
         with self._changed:
-            self._watched.add(watched)
+            self._watched[watched] = None
             if self._thread is not None:
                 self._changed.notify()
             elif not self._ending.is_set():
@@ -74,7 +74,7 @@ class Watcher:
         """Reset in a forked child, which has neither the thread nor a device."""
         self._looking.release()
         self._changed = concurrency.Condition()
-        self._watched = set()
+        self._watched = {}
         self._thread = None
 
     def stop(self) -> None:
@@ -99,13 +99,13 @@ class Watcher:
     def _look(self) -> None:
         """Poll each of the added works once."""
         with self._changed:
-            watched, self._watched = self._watched, set()
+            watched, self._watched = self._watched, {}
         for each in watched:
             with self._looking:
                 again = _poll(each)
             if again:
                 with self._changed:
-                    self._watched.add(each)
+                    self._watched[each] = None
 
 
 def _poll(watched: Watched) -> bool:

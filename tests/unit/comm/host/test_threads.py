@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import ncclkv
+from ncclkv import concurrency
 from ncclkv.comm.host import threads
 from ncclkv.comm.host.threads import ThreadGroup, ThreadTransport
+from ncclkv.comm.messages.progress import open_progress_engines
 from ncclkv.errors import CommAborted, RankLost
 from ncclkv.testing import run_ranks
 from tests.conformance.expect import check_words
@@ -44,6 +46,25 @@ def test_every_change_wakes_the_ranks_that_wait_for_it(
         return sums
 
     assert run_ranks(RANKS, body) == [[10.0] * 4] * RANKS
+
+
+def test_a_rank_does_not_own_the_stores_of_an_ended_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Give the threads of two runs the same identities, as the system may, and close no store."""
+    identities = {f"rank {rank}": rank + 1 for rank in range(2)}
+    monkeypatch.setattr(
+        concurrency, "get_ident", lambda: identities.get(threading.current_thread().name, 9)
+    )
+    unclosed = []
+
+    def body() -> int:
+        kv = ncclkv.create("dist")
+        kv.barrier()
+        unclosed.append(kv)
+        return len(open_progress_engines(concurrency.get_ident()))
+
+    assert run_ranks(2, body) == run_ranks(2, body)
 
 
 @pytest.fixture

@@ -209,9 +209,24 @@ def test_a_lent_engine_stays_with_its_thread_until_the_last_block_ends() -> None
     assert not is_here_after_a_launch_elsewhere()
 
 
+def test_engines_are_advanced_in_the_order_of_their_launches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Launched in another order than that of their creation, and hence of their addresses.
+    monkeypatch.setattr(progress, "_in_flight", {})
+    made = [ProgressEngine(Still(), 5.0) for _ in range(100)]
+    engines = [made[number * 37 % 100] for number in range(100)]
+    del made
+    for engine in engines:
+        launched(engine, [Message(1)])
+    assert engines[0]._others() == engines[1:]
+    known = [each for each in progress.progress_engines() if each in engines]
+    assert known == [engines[number * 73 % 100] for number in range(100)]
+
+
 def test_polls_go_on_after_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     # Collectives left by other tests would be polled, too.
-    monkeypatch.setattr(progress, "_in_flight", set())
+    monkeypatch.setattr(progress, "_in_flight", {})
 
     class Late(Message):
         def poll(self) -> bool:
