@@ -39,7 +39,8 @@ def pause(attempt: int, attempts_per_doubling: int = 64) -> None:
 class Backoff:
     """Iterates over the polls of one wait: yields the seconds waited, pauses between two polls.
 
-    The iteration ends when the limit has passed; there is always a first poll.
+    The iteration ends with a poll after the limit: what happened during the last pause counts, even
+    if the process was stopped in it.
 
     Parameters
     ----------
@@ -64,8 +65,9 @@ class Backoff:
 
     def __iter__(self) -> Iterator[float]:
         begin, attempt, waited = concurrency.monotonic(), 0, 0.0
-        while attempt == 0 or waited < self._limit:
-            yield waited
+        yield waited
+        while waited < self._limit:
             attempt += 1
             self._pause(attempt)
             waited = concurrency.monotonic() - begin
+            yield waited

@@ -233,6 +233,10 @@ class ProgressEngine:
         """Raise when a wait cannot end, or has lasted too long."""
         failure = self._hang_detector.diagnose(self, work, waited)
         if failure is None and waited > limit:
+            # What has arrived counts: this process itself may have been stopped until now.
+            self.advance()
+            if work.finished:
+                return
             failure = self._hang_detector.timeout_error(work, self.missing(work), waited, limit)
         if failure is not None:
             self.failure = again(failure)

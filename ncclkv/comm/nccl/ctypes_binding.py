@@ -216,10 +216,11 @@ class CtypesBinding:
         """Wait until NCCL has completed the last call, as NCCL requires before the next call."""
         deadline = Deadline(self._timeout)
         while (code := self._state(comm)) == _IN_PROGRESS:
-            if deadline.pause() and look is not None:
-                look()
+            # Before a pause: the process may be stopped in it, and what NCCL has done meanwhile counts.
             if deadline.late():
                 raise waiting.timeout_error(self._named(operation), self._timeout)
+            if deadline.pause() and look is not None:
+                look()
         self._check(operation, code)
 
     def _state(self, comm: Handle) -> int:

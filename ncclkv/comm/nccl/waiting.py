@@ -145,7 +145,8 @@ def _join(thread: concurrency.Thread, seconds: float, look: Callable[[], None] |
     ):
         thread.join(_CALL_CHECK_SECONDS)
         look()
-    thread.join(max(0.0, limit - concurrency.monotonic()))
+    # A stopped process leaves the call no time, so it always gets a little.
+    thread.join(max(_CALL_CHECK_SECONDS, limit - concurrency.monotonic()))
 
 
 def timeout_error(what: str, seconds: float) -> CommTimeout:

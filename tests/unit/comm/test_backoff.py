@@ -11,10 +11,17 @@ from ncclkv.comm import backoff
 from ncclkv.comm.backoff import Backoff, pause
 
 
-def test_the_first_poll_is_immediate_and_none_follows_the_limit() -> None:
+def test_the_first_poll_is_immediate() -> None:
     pauses: list[int] = []
     assert list(Backoff(0.0, pauses.append)) == [0.0]
-    assert pauses == [1]
+    assert not pauses
+
+
+def test_a_poll_follows_the_pause_that_passes_the_limit() -> None:
+    assert [round(waited, 1) for waited in Backoff(0.05, lambda attempt: time.sleep(0.1))] == [
+        0.0,
+        0.1,
+    ]
 
 
 def test_attempts_count_from_one_and_the_time_goes_on() -> None:
@@ -25,9 +32,9 @@ def test_attempts_count_from_one_and_the_time_goes_on() -> None:
         time.sleep(0.01)
 
     waited = list(Backoff(0.05, sleep))
-    assert attempts == list(range(1, len(waited) + 1))
+    assert attempts == list(range(1, len(waited)))
     assert waited == sorted(waited)
-    assert waited[-1] < 0.05
+    assert waited[-2] < 0.05 <= waited[-1]
 
 
 def test_a_poll_that_succeeds_ends_the_wait_without_a_pause() -> None:
