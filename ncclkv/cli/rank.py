@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from ncclkv import concurrency
-
 _HERE = Path(__file__).parent
 
 
@@ -36,7 +34,7 @@ def _skip_package_imports() -> None:
 if __name__ == "__main__":
     _skip_package_imports()
 
-from ncclkv import env  # noqa: E402
+from ncclkv import concurrency, env  # noqa: E402
 from ncclkv.cli import descendants, process, torch_env, wire  # noqa: E402
 from ncclkv.cli.link import FULL_BYTES, Link, RunnerEnded, connect  # noqa: E402
 

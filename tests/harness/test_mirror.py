@@ -13,6 +13,7 @@ UNIT = ROOT / "tests" / "unit"
 OTHERS = {
     "store/test_interrupted.py": "all verbs of the store, and what an error within them leaves",
     "test_readme.py": "README.md, whose sentences it holds to what is so",
+    "test_rules_concurrency.py": "the whole source: the one module of clocks and threads",
     "test_rules_imports.py": "the whole source: who imports whom",
     "test_rules_language.py": "the whole source: the language of docstrings",
     "test_rules_map.py": "the documents: the files that they name",

@@ -8,13 +8,18 @@ import re
 import sys
 import threading
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 
+import ncclkv
 from ncclkv import concurrency
 from ncclkv.comm.diagnosis.call_log import CallRing
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.shm.sequence import CollectiveSlot, PeerFlags
+from ncclkv.kernels.host import compiled
+from ncclkv.testing import run_ranks
 
 READS_OR_WRITES = re.compile(r"(flags|headers)\[|\b_own\b|pack_into|unpack_from")
 OF_THE_IDENTITY = {"__init__", "process", "show_stacks"}
@@ -72,3 +77,46 @@ def test_attributes_of_a_thread_are_its_own() -> None:
         assert found == [False]
     finally:
         concurrency.locals_.remove(kept)
+
+
+@pytest.mark.parametrize(
+    ("active", "count", "steps"),
+    [
+        (False, 4, {"slot: poll flags", "slot: compare headers"}),
+        (True, 4, {"small sum: in C"}),
+        (True, 100_000, {"slot: compare headers", "flags: done", "slot: read headers"}),
+    ],
+)
+def test_ranks_that_share_memory_pass_the_shared_steps(
+    monkeypatch: pytest.MonkeyPatch, active: bool, count: int, steps: set[str]
+) -> None:
+    """Wrap the steps as a world does, and note those of two ranks."""
+    if active and not compiled.BUILT:
+        pytest.skip("the kernels in C are not built")
+    monkeypatch.setattr(compiled, "active", active)
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", "files")
+    passed: set[str] = set()
+    for step in concurrency.shared_steps:
+        wrap(monkeypatch, step, passed)
+
+    def body() -> float:
+        with ncclkv.create("dist") as kv:
+            kv.init("w", np.zeros(count, np.float32))
+            kv.push("w", np.ones(count, np.float32))
+            return float(kv.pull("w").sum())
+
+    assert run_ranks(2, body) == [2.0 * count] * 2
+    assert passed >= {"log: intern", "log: append", "page: mark closing", *steps}
+    assert active or "slot: publish" in passed
+
+
+def wrap(monkeypatch: pytest.MonkeyPatch, step: concurrency.SharedStep, passed: set[str]) -> None:
+    """Add the name of a step to `passed` at each of its calls."""
+    kind, _, method = step.function.__qualname__.rpartition(".")
+    owner = getattr(sys.modules[step.function.__module__], kind)
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        passed.add(step.name)
+        return step.function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, method, noted)
