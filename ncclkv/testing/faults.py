@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ncclkv.testing.turns import Actor, WorldEnd
+from ncclkv.testing.turns import Actor
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,12 @@ class Raise:
 
 
 @dataclass(frozen=True)
-class Die:
-    """The rank ends at a point, and says no farewell."""
-
-    rank: int
-    point: int
-
-
-@dataclass(frozen=True)
 class Stop:
-    """The rank does nothing from a point on, for so many seconds."""
+    """The rank does nothing from a point on, for so many seconds.
+
+    A rank that stops for longer than the others live has died: it says no farewell.  A rank that
+    holds a lock stops when it has released the lock, which ranks that are processes do not share.
+    """
 
     rank: int
     point: int
@@ -52,7 +48,7 @@ class LoseMessages:
     seconds: float
 
 
-Fault = Raise | Die | Stop | LoseMessages
+Fault = Raise | Stop | LoseMessages
 
 
 class Faults:
@@ -69,20 +65,20 @@ class Faults:
         }
         self._lost = [each for each in faults if isinstance(each, LoseMessages)]
         self._points: Counter[int] = Counter()
-        self._dead: set[int] = set()
+        self._due: dict[int, Stop] = {}
 
     def at_point(self, actor: Actor) -> float:
         """Let the fault of a rank happen at its point; return the seconds for which it stops."""
         rank = actor.rank
         self._points[rank] += 1
-        fault = self._at_points.get((rank, self._points[rank]))
-        if isinstance(fault, Die):
-            self._dead.add(rank)
-        if rank in self._dead:
-            raise WorldEnd(f"rank {rank} is dead")
+        fault = self._due.pop(rank, None) or self._at_points.get((rank, self._points[rank]))
         if isinstance(fault, Raise):
             raise fault.error()
-        return fault.seconds if isinstance(fault, Stop) else 0.0
+        if isinstance(fault, Stop) and actor.locks:
+            self._due[rank] = fault
+        elif isinstance(fault, Stop):
+            return fault.seconds
+        return 0.0
 
     def loses(self, sender: int, receiver: int, seconds: float) -> bool:
         """Return whether a message that is sent now is lost."""

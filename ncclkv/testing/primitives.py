@@ -92,6 +92,7 @@ class Lock:
             turns.wait("a lock", None if limit is None else limit - turns.now)
             self._waiting = [each for each in self._waiting if each is not actor]
         self._owner, self._count = actor, 1
+        actor.locks += 1
         return True
 
     def release(self) -> None:
@@ -109,6 +110,8 @@ class Lock:
 
     def _free(self) -> int:
         """Free the lock from all of its owner's calls; return their number."""
+        if self._owner is not None:
+            self._owner.locks -= 1
         count, self._count, self._owner = self._count, 0, None
         for each in self._waiting:
             active().turns.wake(each)

@@ -57,6 +57,8 @@ class Actor:
         Whether it pauses between two polls.
     over : bool
         Whether its function has returned.
+    locks : int
+        Number of locks that it holds.
     label : str
         The last point.
     priority : float
@@ -74,6 +76,7 @@ class Actor:
         self.ready_at: int | None = ready_at
         self.waits_for = ""
         self.polls = self.over = False
+        self.locks = 0
         self.label = "begin"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ import numpy as np
 from ncclkv import concurrency, env
 from ncclkv.comm.base import Communicator, left
 from ncclkv.comm.buffers import allocate
+from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.comm.messages.progress import forget_thread, progress_engines
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.transport import Request, Transport, WrongLength
 from ncclkv.comm.types import Buffer
-from ncclkv.errors import CommAborted, RankLost, UsageError
+from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
 from ncclkv.system.memory import memory_left
 
 # Up to here the sender copies its data, and does not wait for the receiver.
@@ -108,7 +110,7 @@ class ThreadGroup:
             changes.add()
 
     def allgather(
-        self, number: int, rank: int, size: int, item: Any, left_ranks: _LeftRanks
+        self, number: int, rank: int, size: int, item: Any, left_ranks: _LeftRanks, timeout: float
     ) -> dict[int, Any]:
         """Return the item that each rank gave to the `number`-th exchange.
 
@@ -116,18 +118,27 @@ class ThreadGroup:
         ------
         RankLost
             When one of `left_ranks` has given none.
+        CommTimeout
+            When a rank has given none after so many seconds.
         """
+        who, what = f"rank {rank} of {size}", "an exchange of threads"
         with self.lock:
             items = self._exchanges.setdefault(number, {})
             items[rank] = item
-            # Needs no deadline: all ranks have just completed an exchange of messages.
+            begin = concurrency.monotonic()
             while len(items) < size:
                 for lost, reason in left_ranks().items():
                     if lost not in items:
                         raise RankLost(
-                            f"rank {rank} of {size}: rank {lost} left while an exchange of threads "
-                            f"waited for it; farewell: {reason}"
+                            f"{who}: rank {lost} left while {what} waited for it; farewell: "
+                            f"{reason}"
                         )
+                waited = concurrency.monotonic() - begin
+                if waited > timeout:
+                    missing = format_ranks(set(range(size)) - items.keys())
+                    raise CommTimeout(
+                        f"{who}: {what} waited {waited:.1f} s (timeout {timeout:g} s) for {missing}"
+                    )
                 self.changes[rank].happened.wait(_PAUSE_SECONDS)
             self.announce()
             self._exchanges.pop(number, None)
@@ -187,6 +198,8 @@ class ThreadTransport(Transport):
         The transport of all ranks, which this one is, or was split from.
     group_type : type
         The type of its group.
+    timeout : float
+        Seconds that an exchange of all threads may take.
     """
 
     name = "threads"
@@ -205,6 +218,7 @@ class ThreadTransport(Transport):
         self._group = group
         self._parent, self._parent_ranks = parent, parent_ranks
         self.first: ThreadTransport = self if parent is None else parent.first
+        self.timeout: float = math.inf if parent is None else parent.timeout
         self._exchanges = 0
         self._seen_changes = -1
         self.inbox = group.inboxes[rank]
@@ -246,7 +260,9 @@ class ThreadTransport(Transport):
         """Return the item of each rank."""
         self._exchanges += 1
         number = self._exchanges
-        return self._group.allgather(number, self.rank, self.size, item, self.left_ranks)
+        return self._group.allgather(
+            number, self.rank, self.size, item, self.left_ranks, self.timeout
+        )
 
     def left_ranks(self) -> dict[int, str]:
         inherited = {} if self._parent is None else self._parent.left_ranks()
@@ -302,7 +318,10 @@ def communicators(
 ) -> Sequence[HostCommunicator]:
     """Return the communicator of each rank of a new group."""
     group = transport.group_type()
-    made = [HostCommunicator(transport(group, rank, size), timeout) for rank in range(size)]
+    ends = [transport(group, rank, size) for rank in range(size)]
+    for end in ends:
+        end.timeout = timeout
+    made = [HostCommunicator(end, timeout) for end in ends]
     name = f"threads {next(_numbers)}"
     for each in made:
         each.calls.store = name

@@ -216,7 +216,7 @@ class CtypesBinding:
         """Wait until NCCL has completed the last call, as NCCL requires before the next call."""
         deadline = Deadline(self._timeout)
         while (code := self._state(comm)) == _IN_PROGRESS:
-            # Before a pause: the process may be stopped in it, and what NCCL has done meanwhile counts.
+            # Before a pause, in which the process may be stopped: what NCCL has done counts.
             if deadline.late():
                 raise waiting.timeout_error(self._named(operation), self._timeout)
             if deadline.pause() and look is not None:

@@ -8,9 +8,9 @@ import pytest
 import ncclkv
 from ncclkv.errors import CommTimeout, KVStoreError, RankLost
 from ncclkv.testing import Seeded, sleep
-from ncclkv.testing.faults import Die, LoseMessages, Raise, Stop
+from ncclkv.testing.faults import LoseMessages, Raise, Stop
 
-SEEDS = range(25)
+SEEDS = range(12)
 TIMEOUT = 20.0
 
 
@@ -53,16 +53,6 @@ def test_an_exception_at_a_point(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_rank_that_dies_is_named_at_the_deadline(seed: int) -> None:
-    outcome = Seeded(seed, faults=[Die(1, point_of(seed))]).run(3, body, TIMEOUT)
-    assert 1 not in outcome.results
-    assert 1 not in outcome.errors
-    found = others(outcome.errors, 1)
-    assert len(found) == 2
-    assert any(isinstance(each, CommTimeout) for each in found)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_a_rank_that_stops_for_less_than_the_timeout_is_no_error(seed: int) -> None:
     outcome = Seeded(seed, faults=[Stop(1, point_of(seed), TIMEOUT / 2)]).run(3, body, TIMEOUT)
     assert not outcome.errors
@@ -73,7 +63,10 @@ def test_a_rank_that_stops_for_less_than_the_timeout_is_no_error(seed: int) -> N
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_rank_that_stops_for_longer_is_named(seed: int) -> None:
     outcome = Seeded(seed, faults=[Stop(1, point_of(seed), 5 * TIMEOUT)]).run(3, body, TIMEOUT)
-    assert len(others(outcome.errors, 1)) == 2
+    found = others(outcome.errors, 1)
+    assert len(found) == 2
+    assert any(isinstance(each, CommTimeout) for each in found)
+    assert max(outcome.seconds[rank] for rank in (0, 2)) < 2 * TIMEOUT
     assert isinstance(outcome.errors[1], RankLost)
 
 
