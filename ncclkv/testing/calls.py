@@ -1,4 +1,4 @@
-"""What a program that may run in a seeded world calls instead of Python's own functions."""
+"""Threads and sleeps of a program that may run in a seeded world."""
 
 from __future__ import annotations
 

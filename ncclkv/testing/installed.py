@@ -12,6 +12,7 @@ from typing import Any
 
 from ncclkv import concurrency, env
 from ncclkv.concurrency import SharedStep
+from ncclkv.kernels.host import compiled
 from ncclkv.testing import primitives
 from ncclkv.testing.habits import OWNERS, Habits
 from ncclkv.testing.threads import Thread, Threads, acting, activate
@@ -28,6 +29,7 @@ def installed(threads: Threads, habits: Habits) -> Iterator[None]:
     undo: list[Callable[[], object]] = []
     collects = gc.isenabled()
     gc.disable()
+    undo.append(lambda: compiled.set_clock(None))
     try:
         for name, value in _names(threads).items():
             undo.append(_replace(concurrency, name, value))
@@ -83,6 +85,7 @@ def _wrap(step: SharedStep, turns: Turns) -> Callable[[], object]:
         turns.point(name)
         if step.writes:
             turns.changed()
+        compiled.set_clock(turns.now)
         result = function(*args, **kwargs)
         turns.point(after)
         return result

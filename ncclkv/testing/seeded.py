@@ -29,7 +29,7 @@ class NoProgress(KVStoreError):
 
 @dataclass
 class Outcome(Generic[Result]):
-    """What the ranks of a world did.
+    """Results and exceptions of the ranks of a world.
 
     Attributes
     ----------

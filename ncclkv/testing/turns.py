@@ -100,7 +100,7 @@ class Baton(Protocol):
 
 
 class Accidents(Protocol):
-    """What goes wrong in a world."""
+    """Faults that happen at the points of a world."""
 
     def at_point(self, actor: Actor) -> float:
         """Raise at a point of an actor, or return the seconds for which its rank stops."""

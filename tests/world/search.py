@@ -15,7 +15,7 @@ _COLLECTED = 50
 
 @dataclass
 class Report:
-    """What a search has run.
+    """Numbers of a search, and what it has found.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a world replaces is there again after it, however it ends."""
+"""All that a world replaces is there again after it, however it ends."""
 
 from __future__ import annotations
 

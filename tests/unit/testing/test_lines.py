@@ -33,7 +33,7 @@ def test_each_line_of_a_file_is_a_point() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_an_exception_between_two_lines(seed: int) -> None:
-    fault = Raise(1, 300 + 41 * seed)
+    fault = Raise(1, 200 + 20 * seed)
     outcome = Seeded(seed, lines=["comm/messages/progress.py"], faults=[fault]).run(2, body, 10.0)
     assert isinstance(outcome.errors[1], KeyboardInterrupt)
     assert "rank 1" in str(outcome.errors[0])
