@@ -1,0 +1,253 @@
+"""Steps of a program that change or read the values of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ncclkv import concurrency
+from ncclkv.errors import NonFinite
+from tests.world import plan as p
+from tests.world.model import payload
+from tests.world.player import Player, Store
+
+Action = Callable[[Player, Store, Any], None]
+
+ACTIONS: dict[type[p.Call], Action] = {}
+
+
+def runs(kind: type[p.Call]) -> Callable[[Action], Action]:
+    """Register the function of a kind of step."""
+
+    def note(action: Action) -> Action:
+        ACTIONS[kind] = action
+        return action
+
+    return note
+
+
+def names(keys: list[p.KeyPlan]) -> list[str]:
+    return [key.key for key in keys]
+
+
+def arrays(player: Player, keys: list[p.KeyPlan]) -> list[Any]:
+    """Return this rank's arrays for keys in the present step."""
+    return [payload(key, player.rank, player.number) for key in keys]
+
+
+def outs(keys: list[p.KeyPlan]) -> list[Any]:
+    """Return arrays to write, full of a number that no key has."""
+    return [np.full(key.shape, 77, key.dtype) for key in keys]
+
+
+def pushers(key: p.KeyPlan, without: p.Pairs, size: int) -> list[int]:
+    """Return the ranks that push a key; rank 0 if no other does."""
+    return [rank for rank in range(size) if (rank, key.key) not in without] or [0]
+
+
+def compare(player: Player, store: Store, keys: list[p.KeyPlan], found: list[Any]) -> None:
+    for key, array in zip(keys, found, strict=True):
+        player.compare(store, key.key, array)
+
+
+@runs(p.Init)
+def init(player: Player, store: Store, step: p.Init) -> None:
+    new = tuple(key for key in step.keys if key.key not in store.model.keys)
+    if new:
+        player.init(store, new)
+        store.model.init(new)
+        store.saved = None
+
+
+@runs(p.Push)
+def push(player: Player, store: Store, step: p.Push) -> None:
+    model, keys = store.model, store.model.known(step.keys)
+    zeros = model.plan.missing == "zeros"
+    if zeros and model.pending & set(names(keys)):
+        store.flush()
+    without = step.without if zeros else ()
+    ranks = {key.key: pushers(key, without, player.size) for key in keys}
+    mine = [key for key in keys if player.rank in ranks[key.key]]
+    values: list[Any] = arrays(player, mine)
+    if step.arrays == 2:
+        values = [
+            [value, payload(key, player.rank, player.number, 1)]
+            for key, value in zip(mine, values, strict=True)
+        ]
+    if step.single:
+        for key, value in zip(mine, values, strict=True):
+            store.kv.push(key.key, value, priority=step.priority)
+    elif mine:
+        store.kv.push(names(mine), values, priority=step.priority)
+    for key in keys:
+        model.push(key, player.number, ranks[key.key], arrays=step.arrays)
+    if zeros:
+        model.pending.update(names(keys))
+
+
+@runs(p.PushNonFinite)
+def push_nonfinite(player: Player, store: Store, step: p.PushNonFinite) -> None:
+    policy = store.model.plan.nonfinite
+    known = store.model.known(step.keys)
+    keys = [key for key in known if key.dtype.startswith("f") and 0 not in key.shape]
+    if not keys or policy == "ignore":
+        return
+    store.kv.wait()
+    store.model.pending.clear()
+    values = arrays(player, keys)
+    if player.rank == step.rank % player.size:
+        values[0].flat[-1] = np.nan
+    try:
+        store.kv.push(names(keys), values)
+        store.kv.wait()
+    except NonFinite:
+        if policy == "raise":
+            return
+        raise
+    if policy == "raise":
+        player.wrong("push of NaN", "no error", "NonFinite")
+
+
+@runs(p.Pull)
+def pull(player: Player, store: Store, step: p.Pull) -> None:
+    keys = store.model.known(step.keys)
+    if not keys:
+        return
+    if step.out:
+        found = outs(keys)
+        store.kv.pull(names(keys), out=found)
+    else:
+        found = store.kv.pull(names(keys))
+    compare(player, store, keys, found)
+    store.model.pending.difference_update(names(keys))
+
+
+@runs(p.PushPull)
+def push_pull(player: Player, store: Store, step: p.PushPull) -> None:
+    keys = store.model.known(step.keys)
+    if not keys:
+        return
+    if store.model.pending & set(names(keys)):
+        store.flush()
+    values = arrays(player, keys)
+    found = outs(keys) if step.out else values
+    out = found if step.out else None
+    store.kv.pushpull(names(keys), values, out=out, priority=step.priority)
+    push_all(player, store, keys)
+    compare(player, store, keys, found)
+
+
+def push_all(player: Player, store: Store, keys: list[p.KeyPlan]) -> None:
+    """Note that all ranks have pushed keys."""
+    for key in keys:
+        store.model.push(key, player.number, range(player.size))
+
+
+@runs(p.Group)
+def group(player: Player, store: Store, step: p.Group) -> None:
+    keys, read = store.model.known(step.pushes), store.model.known(step.pulls)
+    store.flush()
+    found = outs(read)
+    with store.kv.group():
+        for key, value in zip(keys, arrays(player, keys), strict=True):
+            store.kv.push(key.key, value)
+        for key, out in zip(read, found, strict=True):
+            store.kv.pull(key.key, out=out)
+    push_all(player, store, keys)
+    compare(player, store, read, found)
+    if store.model.plan.missing == "zeros":
+        store.model.pending.update(names(keys))
+
+
+@runs(p.Overlap)
+def overlap(player: Player, store: Store, step: p.Overlap) -> None:
+    keys = store.model.known(step.keys)
+    if not keys:
+        return
+    store.flush()
+    ranks = {key.key: pushers(key, step.without if step.zeros else (), player.size) for key in keys}
+    begin = player.rank * step.turn % len(keys)
+    mine = [key for key in keys[begin:] + keys[:begin] if player.rank in ranks[key.key]]
+
+    def work() -> None:
+        for key, value in zip(mine, arrays(player, mine), strict=True):
+            store.kv.push(key.key, value)
+
+    with store.kv.overlap(names(keys), missing="zeros" if step.zeros else "error"):
+        if player.rank in step.threads:
+            in_thread(work)
+        else:
+            work()
+        other = None if step.inside is None else player.stores.get(step.inside)
+        if other is not None and other is not store:
+            total = other.kv.allreduce(float(player.rank))
+            player.same(other, "allreduce inside", total, np.float64(sum(range(player.size))))
+    for key in keys:
+        store.model.push(key, player.number, ranks[key.key])
+    if store.model.plan.missing == "zeros":
+        store.model.pending.update(names(keys))
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    """Run a function in another thread of this rank, and raise its error here."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # any error of the thread belongs to the rank
+            errors.append(error)
+
+    thread = concurrency.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+@runs(p.Uneven)
+def uneven(player: Player, store: Store, step: p.Uneven) -> None:
+    keys = store.model.known(step.keys)
+    if not keys:
+        return
+    store.flush()
+    batches = [step.batches[rank % len(step.batches)] for rank in range(player.size)]
+    begin = player.number
+    with store.kv.uneven():
+        for batch in range(max(batches)):
+            active = [rank for rank in range(player.size) if batches[rank] > batch]
+            player.number = begin + batch
+            if player.rank in active:
+                store.kv.push(names(keys), arrays(player, keys))
+            for key in keys:
+                store.model.push(key, player.number, active, among=len(active))
+            if player.rank in active:
+                if step.pulls:
+                    compare(player, store, keys, store.kv.pull(names(keys)))
+                else:
+                    store.kv.wait(names(keys))
+    player.number = begin
+
+
+@runs(p.Reset)
+def reset(player: Player, store: Store, step: p.Reset) -> None:
+    keys = store.model.known(step.keys)
+    if keys:
+        store.flush()
+        store.kv.reset(names(keys), arrays(player, keys))
+        for key in keys:
+            store.model.reset(key, player.number)
+
+
+@runs(p.Broadcast)
+def broadcast(player: Player, store: Store, step: p.Broadcast) -> None:
+    keys = store.model.known(step.keys)
+    if keys:
+        store.flush()
+        found = outs(keys)
+        store.kv.broadcast(names(keys), arrays(player, keys), out=found)
+        for key in keys:
+            store.model.reset(key, player.number)
+        compare(player, store, keys, found)

@@ -1,0 +1,250 @@
+"""Valid programs from a seed.
+
+Only `random.Random.random` is used: its numbers are the same in every version of Python, and those
+of ``choice`` or ``shuffle`` are not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from tests.world import plan as p
+
+T = TypeVar("T")
+
+
+class Draw:
+    """Draws from a seed."""
+
+    def __init__(self, seed: object) -> None:
+        self._random = random.Random(str(seed)).random
+
+    def chance(self, probability: float) -> bool:
+        return self._random() < probability
+
+    def below(self, end: int) -> int:
+        return int(self._random() * end)
+
+    def number(self, end: float) -> float:
+        return self._random() * end
+
+    def pick(self, choices: Sequence[T]) -> T:
+        return choices[int(self._random() * len(choices))]
+
+    def weighted(self, choices: Sequence[T], weights: Sequence[float]) -> T:
+        """Return a choice, each as often as its weight says."""
+        left = self._random() * sum(weights)
+        for choice, weight in zip(choices, weights, strict=True):
+            left -= weight
+            if left < 0:
+                return choice
+        return choices[-1]
+
+    def shuffled(self, choices: Sequence[T]) -> list[T]:
+        return [
+            each for _, _, each in sorted((self._random(), i, c) for i, c in enumerate(choices))
+        ]
+
+    def some(self, choices: Sequence[T]) -> tuple[T, ...]:
+        """Return at least one of the choices, in a drawn order or in theirs."""
+        found = [each for each in choices if self._random() < 0.5] or [self.pick(choices)]
+        return tuple(self.shuffled(found) if self._random() < 0.3 else found)
+
+
+NAMES = ("a", "b", "c", "d")
+SIZES = ((3,), (1,), (), (2, 3), (0,), (300,), (9000,))
+SIZE_WEIGHTS = (6.0, 3.0, 1.0, 2.0, 0.5, 2.0, 1.0)
+
+
+def draw(
+    seed: object, size: int, calls: int, *, busy: float = 3.0, timeout: float = 300.0
+) -> p.Program:
+    """Draw a valid program.
+
+    Parameters
+    ----------
+    seed : object
+        Anything with the same `str` on every run.
+    size : int
+        Number of ranks, 1 to 4.
+    calls : int
+        Number of steps.
+    busy : float
+        Seconds for which a rank may compute.
+    timeout : float
+        Seconds that ranks wait for each other.
+    """
+    draws = Draw(f"program {seed}")
+    stores = tuple(_store(draws) for _ in range(draws.pick((1, 1, 2, 2, 3))))
+    habits = [weight * draws.pick((0.0, 0.3, 1.0, 1.0, 4.0)) for _, weight in KINDS]
+    if not any(habits):
+        habits = [weight for _, weight in KINDS]
+    kinds = [kind for kind, _ in KINDS]
+    steps = []
+    for _ in range(calls):
+        number = draws.below(len(stores))
+        program = _Context(draws, size, number, stores, busy)
+        steps.append(draws.weighted(kinds, habits)(program))
+    return p.Program(size, stores, tuple(steps), _environment(draws), timeout)
+
+
+def _environment(draws: Draw) -> tuple[tuple[str, str], ...]:
+    """Draw how ranks share memory, and how many are on a node."""
+    memory = draws.pick((None, None, "messages", "halves"))
+    ranks = draws.pick((None, None, "1", "2"))
+    given = ("NCCLKV_NODE_MEMORY", memory), ("NCCLKV_RANKS_PER_NODE", ranks)
+    return tuple((name, value) for name, value in given if value is not None)
+
+
+def _store(draws: Draw) -> p.StorePlan:
+    """Draw the options and keys of a store."""
+    rule = draws.pick(("none", "none", "none", "sgd", "adds"))
+    kinds = _kinds(draws, rule)
+    keys = tuple(
+        p.KeyPlan(name, draws.weighted(SIZES, SIZE_WEIGHTS), *draws.pick(kinds))
+        for name in NAMES[: draws.pick((1, 2, 3, 4))]
+    )
+    sgd = None
+    if rule == "sgd":
+        # A schedule counts the updates of the key that has most; the model has one key for that.
+        sgd = _sgd(draws, scheduled=len(keys) == 1)
+    return p.StorePlan(
+        keys=keys,
+        optimizer=sgd,
+        adds=rule == "adds",
+        update_on=draws.pick(("every_rank", "every_rank", "root", "sharded")),
+        root=draws.below(2),
+        bucket_bytes=draws.pick((25 << 20, 25 << 20, 0, 0, 256, 4096)),
+        missing=draws.pick(("error",) * 5 + ("zeros",)),
+        nonfinite=draws.pick(("ignore",) * 6 + ("raise", "skip_step")),
+        verify_every=draws.pick((0, 0, 0, 1, 3)),
+    )
+
+
+def _kinds(draws: Draw, rule: str) -> list[tuple[str, str]]:
+    """Draw the dtypes and ops of a store's keys, few, so that keys share buckets."""
+    dtypes = {"none": ("f4", "f8", "i8", "i4"), "sgd": ("f4", "f8"), "adds": ("f8", "i8")}[rule]
+    ops = ("sum", "sum", "sum") if rule == "sgd" else ("sum", "sum", "max", "min")
+    kinds = [(draws.pick(dtypes), draws.pick(ops)) for _ in range(draws.pick((1, 1, 2)))]
+    if rule != "adds" and draws.chance(0.15):
+        kinds.append((draws.pick(("f4", "f8")), "avg"))
+    return kinds
+
+
+def _sgd(draws: Draw, *, scheduled: bool = False) -> p.Sgd:
+    return p.Sgd(
+        draws.pick((0.5, 0.25, 0.125)),
+        draws.pick((0.0, 0.0, 0.5)),
+        draws.pick((0.0, 0.0, 0.25)),
+        draws.pick((0, 1, 2)) if scheduled else 0,
+    )
+
+
+class _Context:
+    """The store of the next step, and its draws.
+
+    Attributes
+    ----------
+    draws : Draw
+    size : int
+    store : int
+    plan : StorePlan
+    keys : list of str
+    others : list of int
+        The other stores.
+    busy : float
+    """
+
+    def __init__(
+        self, draws: Draw, size: int, store: int, stores: Sequence[p.StorePlan], busy: float
+    ) -> None:
+        self.draws = draws
+        self.size = size
+        self.store = store
+        self.plan = stores[store]
+        self.keys = [key.key for key in self.plan.keys]
+        self.others = [number for number in range(len(stores)) if number != store]
+        self.busy = busy
+
+    def some(self) -> tuple[str, ...]:
+        return self.draws.some(self.keys)
+
+    def without(self, keys: tuple[str, ...]) -> p.Pairs:
+        """Draw ranks that do not push keys."""
+        pairs = [(rank, key) for rank in range(self.size) for key in keys]
+        return tuple(pair for pair in pairs if self.draws.chance(0.3))
+
+    def rank(self) -> int:
+        return self.draws.below(self.size)
+
+
+def _init(c: _Context) -> p.Step:
+    if c.plan.optimizer is not None:
+        return p.Barrier(c.store)
+    name = "n" + str(c.draws.below(3))
+    dtype, op = c.draws.pick(("f8", "i8")), c.draws.pick(("sum", "max"))
+    return p.Init(c.store, (p.KeyPlan(name, c.draws.pick(SIZES), dtype, op),))
+
+
+def _push(c: _Context) -> p.Step:
+    keys = c.some()
+    without = c.without(keys) if c.plan.missing == "zeros" else ()
+    arrays = 2 if c.draws.chance(0.15) else 1
+    return p.Push(
+        c.store, keys, without, c.draws.chance(0.4), arrays, c.draws.pick((0, 0, 0, 1, -1))
+    )
+
+
+def _overlap(c: _Context) -> p.Step:
+    keys, zeros = c.some(), c.draws.chance(0.4)
+    without = c.without(keys) if zeros else ()
+    threads = tuple(rank for rank in range(c.size) if c.draws.chance(0.25))
+    inside = c.draws.pick(c.others) if c.others and c.draws.chance(0.3) else None
+    return p.Overlap(c.store, keys, without, zeros, c.draws.below(3), threads, inside)
+
+
+def _uneven(c: _Context) -> p.Step:
+    batches = tuple(c.draws.below(4) for _ in range(c.size))
+    return p.Uneven(c.store, c.some(), batches, c.draws.chance(0.5))
+
+
+def _allreduce(c: _Context) -> p.Step:
+    return p.AllReduce(
+        c.store,
+        c.draws.pick((1, 1, 40, 5000)),
+        c.draws.pick(("f8", "f4", "i8")),
+        c.draws.pick(("sum", "max", "min")),
+    )
+
+
+def _busy(c: _Context) -> p.Step:
+    return p.Busy(c.rank(), c.draws.number(c.busy) * c.draws.pick((0.001, 0.1, 1.0)))
+
+
+KINDS: list[tuple[Callable[[_Context], p.Step], float]] = [
+    (_push, 10),
+    (lambda c: p.Pull(c.store, c.some(), c.draws.chance(0.5)), 5),
+    (lambda c: p.PushPull(c.store, c.some(), c.draws.chance(0.7)), 5),
+    (lambda c: p.Group(c.store, c.some(), c.some()), 3),
+    (_overlap, 5),
+    (_uneven, 2),
+    (lambda c: p.PushNonFinite(c.store, c.some(), c.rank()), 1),
+    (lambda c: p.Reset(c.store, c.some()), 1.5),
+    (lambda c: p.Broadcast(c.store, c.some()), 1),
+    (_init, 1),
+    (lambda c: p.Wait(c.store, c.draws.pick(((), c.some()))), 2),
+    (lambda c: p.Barrier(c.store), 2.5),
+    (_allreduce, 3),
+    (lambda c: p.AllGather(c.store, c.draws.pick((1, 40, 3000))), 1.5),
+    (lambda c: p.BroadcastObject(c.store, c.rank()), 0.7),
+    (lambda c: p.AllGatherObject(c.store), 0.7),
+    (lambda c: p.SetOptimizer(c.store, _sgd(c.draws)), 0.7),
+    (lambda c: p.LearningRate(c.store, c.draws.pick((0.5, 0.25, 0.0))), 0.7),
+    (_busy, 2),
+    (lambda c: p.Create(c.store), 0.5),
+    (lambda c: p.Save(c.store), 0.05),
+    (lambda c: p.Load(c.store), 0.2),
+]
+"""Kinds of steps, and how frequent each is before a seed's habits."""

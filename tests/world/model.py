@@ -1,0 +1,161 @@
+"""A store's values by NumPy alone: sums of all ranks' arrays, and SGD.
+
+The model has neither buckets nor delayed pushes: a push takes effect when it is called.  Arrays
+hold small whole numbers, so sums are exact in every order; steps of SGD may round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.world.plan import KeyPlan, Sgd, StorePlan
+
+Array = NDArray[Any]
+
+_OPS: dict[str, Callable[..., Any]] = {"sum": np.sum, "avg": np.sum, "max": np.max, "min": np.min}
+
+# Two roundings a step: those of the store, which holds weights of f4 in f4, differ from NumPy's.
+_TOLERANCE = {"f4": 1e-4, "f8": 1e-10}
+
+
+@lru_cache(maxsize=256)
+def _pattern(shape: tuple[int, ...], dtype: str) -> Array:
+    """Return numbers from 0 to 4."""
+    return (np.arange(int(np.prod(shape))) % 5).astype(dtype).reshape(shape)
+
+
+def payload(key: KeyPlan, rank: int, number: int, item: int = 0) -> Array:
+    """Return a rank's array for a key in the step of that number."""
+    base = _pattern(key.shape, key.dtype)
+    array: Array = base + base.dtype.type(1 + 3 * rank + number % 7 + item)
+    if key.op == "avg":
+        array *= 12  # 1 to 4 ranks divide the number exactly
+    return np.asarray(array)
+
+
+def vector(rank: int, number: int, size: int, dtype: str = "f8") -> Array:
+    """Return a rank's array for a verb without keys."""
+    return payload(KeyPlan("", (size,), dtype), rank, number)
+
+
+def combined(arrays: Sequence[Array], op: str) -> Array:
+    """Combine arrays; an average adds them."""
+    return np.asarray(_OPS[op](np.stack(arrays), axis=0), arrays[0].dtype)
+
+
+class State(NamedTuple):
+    """A store's contents, as a checkpoint holds them."""
+
+    values: dict[str, Array]
+    momenta: dict[str, Array]
+    counts: dict[str, int]
+    rate: float
+
+
+class Model:
+    """One store as all ranks must see it.
+
+    Attributes
+    ----------
+    plan : StorePlan
+    keys : dict of str to KeyPlan
+        The keys that have a value.
+    values : dict of str to array
+    sgd : Sgd or None
+    rate : float
+        The learning rate now.
+    pending : set of str
+        Keys that the store may still have to reduce before they can be pushed again.
+    """
+
+    def __init__(self, plan: StorePlan, size: int) -> None:
+        self.plan = plan
+        self.size = size
+        self.keys: dict[str, KeyPlan] = {}
+        self.values: dict[str, Array] = {}
+        self.pending: set[str] = set()
+        self.sgd = plan.optimizer
+        self.rate = plan.optimizer.learning_rate if plan.optimizer else 0.0
+        self._momenta: dict[str, Array] = {}
+        self._counts: dict[str, int] = {}
+        self.init(plan.keys)
+
+    def init(self, keys: Iterable[KeyPlan]) -> None:
+        for key in keys:
+            self.keys[key.key] = key
+            self.values[key.key] = np.zeros(key.shape, key.dtype)
+
+    def known(self, names: Iterable[str]) -> list[KeyPlan]:
+        """Return the plans of those keys that have a value."""
+        return [self.keys[name] for name in names if name in self.keys]
+
+    def push(
+        self, key: KeyPlan, number: int, ranks: Sequence[int], *, arrays: int = 1, among: int = 0
+    ) -> None:
+        """Reduce the arrays of some ranks; an average is over `among` ranks, or over all."""
+        given = [payload(key, rank, number, item) for rank in ranks for item in range(arrays)]
+        total = combined(given, key.op)
+        if key.op == "avg":
+            total = total / total.dtype.type(among or self.size)
+        self._fold(key.key, total)
+
+    def _fold(self, name: str, total: Array) -> None:
+        if self.sgd is not None:
+            self._descend(name, total, self.sgd)
+        elif self.plan.adds:
+            self.values[name] = self.values[name] + total
+        else:
+            self.values[name] = total
+
+    def _descend(self, name: str, total: Array, sgd: Sgd) -> None:
+        weight = self.values[name].astype("f8")
+        change = -self.learning_rate(name, sgd) * (total.astype("f8") + sgd.wd * weight)
+        if sgd.momentum:
+            change = change + sgd.momentum * self._momenta.get(name, np.zeros(()))
+            self._momenta[name] = change
+        self.values[name] = (weight + change).astype(self.keys[name].dtype)
+
+    def learning_rate(self, name: str, sgd: Sgd) -> float:
+        """Count an update of a key, and return its learning rate."""
+        self._counts[name] = self._counts.get(name, 0) + 1
+        if sgd.halved_after:
+            latest = max(self._counts.values())
+            return float(sgd.learning_rate * 0.5 ** ((latest - 1) // sgd.halved_after))
+        return self.rate
+
+    def reset(self, key: KeyPlan, number: int) -> None:
+        """Take rank 0's array as the value."""
+        self.values[key.key] = payload(key, 0, number)
+        self._momenta.pop(key.key, None)
+        self._counts.pop(key.key, None)
+
+    def use(self, sgd: Sgd) -> None:
+        """Set another optimizer; momenta stay where both have them."""
+        if self.sgd is None or bool(self.sgd.momentum) != bool(sgd.momentum):
+            self._momenta = {}
+            self._counts = {}
+        self.sgd, self.rate = sgd, sgd.learning_rate
+
+    def state(self) -> State:
+        """Return the contents as they are now."""
+        return State(dict(self.values), dict(self._momenta), dict(self._counts), self.rate)
+
+    def restore(self, state: State) -> None:
+        """Take the contents of a checkpoint."""
+        self.values, self._momenta = dict(state.values), dict(state.momenta)
+        self._counts, self.rate = dict(state.counts), state.rate
+
+    def agrees(self, name: str, found: Array) -> bool:
+        """Return whether an array is the value of a key."""
+        wanted = self.values[name]
+        if self.sgd is None:
+            return bool(np.array_equal(found, wanted))
+        near = _TOLERANCE[self.keys[name].dtype]
+        return found.shape == wanted.shape and bool(
+            np.all(np.abs(found - wanted) <= near * (1 + np.abs(wanted)))
+        )

@@ -1,0 +1,80 @@
+"""Judge how the ranks of a program ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from ncclkv import concurrency
+from ncclkv.comm import world
+from ncclkv.testing import run_ranks
+from tests.world.plan import Program
+from tests.world.play import play
+
+
+@dataclass
+class Outcome:
+    """Ends of all ranks of a program.
+
+    Attributes
+    ----------
+    size : int
+    ended : dict of int to float
+        Seconds after the start at which a rank's program ended, by rank.
+    errors : dict of int to BaseException
+        Exceptions that left the ranks' programs, by rank.
+    """
+
+    size: int
+    ended: dict[int, float] = field(default_factory=dict)
+    errors: dict[int, BaseException] = field(default_factory=dict)
+
+
+@contextmanager
+def environment(program: Program) -> Iterator[None]:
+    """Set the variables of a program, for this process."""
+    names = ("NCCLKV_NODE_MEMORY", "NCCLKV_RANKS_PER_NODE")
+    before = {name: os.environ.pop(name, None) for name in names}
+    os.environ.update(dict(program.environment))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def run(program: Program) -> Outcome:
+    """Run a program on threads, with the clock of the machine."""
+    outcome = Outcome(program.size)
+
+    def body() -> None:
+        rank, begin = world().rank, concurrency.monotonic()
+        try:
+            play(program)
+        except BaseException as error:
+            outcome.errors[rank] = error
+            raise
+        finally:
+            outcome.ended[rank] = concurrency.monotonic() - begin
+
+    with environment(program), suppress(Exception):
+        run_ranks(program.size, body, timeout=program.timeout)
+    return outcome
+
+
+def verdict(outcome: Outcome) -> str:
+    """Return the complaint about a valid program, or no text."""
+    lines = [f"rank {rank}: {told(error)}" for rank, error in sorted(outcome.errors.items())]
+    missing = [rank for rank in range(outcome.size) if rank not in outcome.ended]
+    lines += [f"rank {rank} has not ended" for rank in missing]
+    return "\n".join(lines)
+
+
+def told(error: BaseException) -> str:
+    """Return an error's class and text, with its notes."""
+    notes = [str(note) for note in getattr(error, "__notes__", ())]
+    return "\n".join([f"{type(error).__name__}: {error}", *notes])

@@ -1,0 +1,85 @@
+"""Steps of a program without keys: waits, arrays and objects, optimizers, checkpoints."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.world import plan as p
+from tests.world.actions import runs
+from tests.world.model import combined, vector
+from tests.world.player import Player, Store
+
+
+@runs(p.Wait)
+def wait(player: Player, store: Store, step: p.Wait) -> None:
+    keys = [key.key for key in store.model.known(step.keys)]
+    if keys or not step.keys:
+        store.kv.wait(keys or None)
+        store.model.pending.difference_update(keys or list(store.model.keys))
+
+
+@runs(p.Barrier)
+def barrier(player: Player, store: Store, step: p.Barrier) -> None:
+    store.kv.barrier()
+    store.model.pending.clear()
+
+
+@runs(p.AllReduce)
+def allreduce(player: Player, store: Store, step: p.AllReduce) -> None:
+    given = [vector(rank, player.number, step.size, step.dtype) for rank in range(player.size)]
+    found = store.kv.allreduce(given[player.rank], step.op)
+    player.same(store, "allreduce", found, combined(given, step.op))
+
+
+@runs(p.AllGather)
+def allgather(player: Player, store: Store, step: p.AllGather) -> None:
+    given = [vector(rank, player.number, step.size) for rank in range(player.size)]
+    found = store.kv.allgather(given[player.rank])
+    player.same(store, "allgather", found, np.stack(given))
+
+
+@runs(p.BroadcastObject)
+def broadcast_object(player: Player, store: Store, step: p.BroadcastObject) -> None:
+    root = step.root % player.size
+    found = store.kv.broadcast_object([player.number, player.rank], root)
+    player.same(store, "broadcast_object", found, np.array([player.number, root]))
+
+
+@runs(p.AllGatherObject)
+def allgather_object(player: Player, store: Store, step: p.AllGatherObject) -> None:
+    found = store.kv.allgather_object((player.number, player.rank))
+    wanted = np.array([(player.number, rank) for rank in range(player.size)])
+    player.same(store, "allgather_object", found, wanted)
+
+
+@runs(p.SetOptimizer)
+def set_optimizer(player: Player, store: Store, step: p.SetOptimizer) -> None:
+    if store.model.sgd is not None:
+        store.flush()
+        store.use(step.optimizer)
+        store.model.use(step.optimizer)
+        store.saved = None
+
+
+@runs(p.LearningRate)
+def learning_rate(player: Player, store: Store, step: p.LearningRate) -> None:
+    if store.model.sgd is not None and not store.model.sgd.halved_after:
+        store.flush()
+        store.optimizer.learning_rate = store.model.rate = step.rate
+
+
+@runs(p.Save)
+def save(player: Player, store: Store, step: p.Save) -> None:
+    path = player.directory(store)
+    store.kv.save(path, step=player.number)
+    store.model.pending.clear()
+    store.saved = path, store.model.state()
+
+
+@runs(p.Load)
+def load(player: Player, store: Store, step: p.Load) -> None:
+    if store.saved is not None:
+        store.flush()
+        path, state = store.saved
+        store.kv.load(path)
+        store.model.restore(state)

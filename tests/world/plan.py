@@ -1,0 +1,286 @@
+"""A program as data, equal on all ranks, whose `repr` is its source.
+
+Keys of a step that have no value are left out on every rank, and a step without keys is skipped.
+So a program stays valid when any of its steps is removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+Pairs = tuple[tuple[int, str], ...]
+"""Ranks and keys."""
+
+
+class Plain:
+    """Base of all parts of a program: `repr` leaves out what is as by default."""
+
+    def __repr__(self) -> str:
+        given = [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in fields(self)  # type: ignore[arg-type]  # every part is a dataclass
+            if getattr(self, each.name) != each.default
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+
+@dataclass(frozen=True, repr=False)
+class KeyPlan(Plain):
+    """A key, which `init` gives zeros."""
+
+    key: str
+    shape: tuple[int, ...] = (3,)
+    dtype: str = "f8"
+    op: str = "sum"
+
+
+@dataclass(frozen=True, repr=False)
+class Sgd(Plain):
+    """Numbers of the optimizer SGD.
+
+    Attributes
+    ----------
+    halved_after : int
+        Number of updates after which a schedule halves the learning rate; 0: no schedule.
+    """
+
+    learning_rate: float = 0.5
+    momentum: float = 0.0
+    wd: float = 0.0
+    halved_after: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class StorePlan(Plain):
+    """Options of a store, and the keys that it has from the beginning."""
+
+    keys: tuple[KeyPlan, ...]
+    optimizer: Sgd | None = None
+    adds: bool = False  # a function as updater, which adds the sum
+    update_on: str = "every_rank"
+    root: int = 0
+    bucket_bytes: int = 25 << 20
+    missing: str = "error"
+    nonfinite: str = "ignore"
+    verify_every: int = 0
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Step(Plain):
+    """Base of all steps."""
+
+
+@dataclass(frozen=True, repr=False)
+class Busy(Step):
+    """A rank computes, and makes no call."""
+
+    rank: int
+    seconds: float
+
+
+@dataclass(frozen=True, repr=False)
+class Raise(Step):
+    """The program raises `OnPurpose`."""
+
+
+@dataclass(frozen=True, repr=False)
+class Return(Step):
+    """The program ends without `close`."""
+
+
+@dataclass(frozen=True, repr=False)
+class Only(Step):
+    """A step that some ranks alone make."""
+
+    ranks: tuple[int, ...]
+    step: Step
+
+
+@dataclass(frozen=True, repr=False)
+class Call(Step):
+    """A step of one store."""
+
+    store: int
+
+
+@dataclass(frozen=True, repr=False)
+class Create(Call):
+    """Close the store if it is open, and create it anew, perhaps with another plan."""
+
+    plan: StorePlan | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Init(Call):
+    """Further keys."""
+
+    keys: tuple[KeyPlan, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Push(Call):
+    """Each rank pushes the keys, in one call or in one for each key.
+
+    Attributes
+    ----------
+    without : tuple of (int, str)
+        Ranks that do not push a key, where the store takes that.
+    """
+
+    keys: tuple[str, ...]
+    without: Pairs = ()
+    single: bool = False
+    arrays: int = 1
+    priority: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class PushNonFinite(Call):
+    """A rank pushes NaN, where the store refuses or skips NaN."""
+
+    keys: tuple[str, ...]
+    rank: int
+
+
+@dataclass(frozen=True, repr=False)
+class Pull(Call):
+    """Pull keys, into arrays of the program or new ones."""
+
+    keys: tuple[str, ...]
+    out: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class PushPull(Call):
+    keys: tuple[str, ...]
+    out: bool = True
+    priority: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class Group(Call):
+    """A group: pushes, then pulls."""
+
+    pushes: tuple[str, ...]
+    pulls: tuple[str, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Overlap(Call):
+    """An overlap block.
+
+    Attributes
+    ----------
+    turn : int
+        Each rank begins so many keys after the rank before it.
+    threads : tuple of int
+        Ranks whose pushes are made by another thread.
+    inside : int or None
+        A store that makes an allreduce inside the block.
+    """
+
+    keys: tuple[str, ...]
+    without: Pairs = ()
+    zeros: bool = False
+    turn: int = 0
+    threads: tuple[int, ...] = ()
+    inside: int | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Uneven(Call):
+    """An uneven block, in which each rank has its own number of batches."""
+
+    keys: tuple[str, ...]
+    batches: tuple[int, ...]
+    pulls: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class Reset(Call):
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Broadcast(Call):
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Wait(Call):
+    """Wait for keys, or for all."""
+
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class Barrier(Call):
+    pass
+
+
+@dataclass(frozen=True, repr=False)
+class AllReduce(Call):
+    size: int = 1
+    dtype: str = "f8"
+    op: str = "sum"
+
+
+@dataclass(frozen=True, repr=False)
+class AllGather(Call):
+    size: int = 1
+
+
+@dataclass(frozen=True, repr=False)
+class BroadcastObject(Call):
+    root: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class AllGatherObject(Call):
+    pass
+
+
+@dataclass(frozen=True, repr=False)
+class SetOptimizer(Call):
+    """Another optimizer, in a store that has one."""
+
+    optimizer: Sgd
+
+
+@dataclass(frozen=True, repr=False)
+class LearningRate(Call):
+    """Change the learning rate of the store's optimizer, which has no schedule."""
+
+    rate: float
+
+
+@dataclass(frozen=True, repr=False)
+class Save(Call):
+    """Save a checkpoint."""
+
+
+@dataclass(frozen=True, repr=False)
+class Load(Call):
+    """Load the newest checkpoint of the same keys, if there is one."""
+
+
+@dataclass(frozen=True, repr=False)
+class Program(Plain):
+    """A program.
+
+    Attributes
+    ----------
+    size : int
+        Number of ranks.
+    environment : tuple of (str, str)
+        Variables, equal on all ranks.
+    timeout : float
+        Seconds that a rank waits for another, in stores without a timeout of their own.
+    """
+
+    size: int
+    stores: tuple[StorePlan, ...]
+    steps: tuple[Step, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    timeout: float = 300.0

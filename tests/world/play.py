@@ -1,0 +1,84 @@
+"""A program on one rank, and on all."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from ncclkv import concurrency
+from ncclkv.errors import annotate
+from tests.world import others, plan
+from tests.world.actions import ACTIONS, compare
+from tests.world.player import Ended, OnPurpose, Player
+
+# Importing these is what fills the table of actions.
+MODULES = (others,)
+
+
+def play(program: plan.Program) -> None:
+    """Run a program on this rank, inside `run_ranks`; compare every result with the model.
+
+    Raises
+    ------
+    WrongValue
+        When a result is not the model's.
+    """
+    with ExitStack() as files, ExitStack() as stack:
+        player = Player(program, stack, files)
+        try:
+            _run(player)
+        except Ended:
+            stack.pop_all()  # leaves the stores open
+
+
+def _run(player: Player) -> None:
+    """Create the stores in use, make all steps, and pull every key."""
+    used = _stores_of(player.program.steps)
+    for number, each in enumerate(player.program.stores):
+        if number in used:
+            player.create(number, each)
+    for number, step in enumerate(player.program.steps):
+        player.number = number
+        try:
+            _make(player, step)
+        except Exception as error:
+            annotate(error, f"in step {number}, {step!r}")
+            raise
+    for store in player.stores.values():
+        keys = list(store.model.keys.values())
+        compare(player, store, keys, store.kv.pull([key.key for key in keys]))
+    for store in player.stores.values():
+        store.kv.close()
+
+
+def _stores_of(steps: tuple[plan.Step, ...]) -> set[int]:
+    """Return the numbers of the stores that steps use."""
+    inner = [step.step if isinstance(step, plan.Only) else step for step in steps]
+    return {step.store for step in inner if isinstance(step, plan.Call)}
+
+
+def _make(player: Player, step: plan.Step) -> None:
+    """Make a step on this rank."""
+    if isinstance(step, plan.Call):
+        _call(player, step)
+    elif isinstance(step, plan.Busy):
+        if step.rank == player.rank:
+            concurrency.sleep(step.seconds)
+    elif isinstance(step, plan.Only):
+        if isinstance(step.step, plan.Call) and step.step.store in player.stores:
+            player.stores[step.step.store].spoilt = True
+        if player.rank in step.ranks:
+            _make(player, step.step)
+    elif isinstance(step, plan.Raise):
+        raise OnPurpose(f"rank {player.rank} fails on purpose")
+    elif isinstance(step, plan.Return):
+        raise Ended
+
+
+def _call(player: Player, step: plan.Call) -> None:
+    """Make a call of a store, if the program has the store."""
+    if isinstance(step, plan.Create):
+        if step.store in player.stores:
+            player.stores[step.store].kv.close()
+            player.create(step.store, step.plan or player.program.stores[step.store])
+    elif step.store in player.stores:
+        ACTIONS[type(step)](player, player.stores[step.store], step)

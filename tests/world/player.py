@@ -1,0 +1,161 @@
+"""One rank's stores in a program, each with its model."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+import ncclkv
+from ncclkv.comm import world
+from tests.world import plan as p
+from tests.world.model import Array, Model, State
+
+
+class WrongValue(AssertionError):
+    """A call gave another value than the model."""
+
+
+class OnPurpose(Exception):
+    """The program of a rank fails, as a step of it demands."""
+
+
+class Ended(Exception):
+    """The program of a rank ends before its last step."""
+
+
+class Store:
+    """A store, and what it should hold.
+
+    Attributes
+    ----------
+    kv : KVStore
+    model : Model
+    optimizer : Optimizer or None
+    saved : (str, State) or None
+        The path of the newest checkpoint, and its contents.
+    spoilt : bool
+        Whether ranks have made different calls, after which no value is right.
+    """
+
+    def __init__(self, kv: Any, model: Model) -> None:
+        self.kv = kv
+        self.model = model
+        self.optimizer: Any = None
+        self.saved: tuple[str, State] | None = None
+        self.spoilt = False
+
+    def use(self, sgd: p.Sgd) -> None:
+        """Set an optimizer."""
+        schedule = None
+        if sgd.halved_after:
+            schedule = ncclkv.optimizer.FactorScheduler(
+                step=sgd.halved_after, factor=0.5, base_lr=sgd.learning_rate
+            )
+        self.optimizer = ncclkv.optimizer.SGD(
+            learning_rate=sgd.learning_rate,
+            momentum=sgd.momentum,
+            wd=sgd.wd,
+            lr_scheduler=schedule,
+        )
+        self.kv.set_optimizer(self.optimizer)
+
+    def flush(self) -> None:
+        """Reduce what was pushed, where the numbers and keys of the flush count."""
+        if self.model.pending:
+            self.kv.wait()
+            self.model.pending.clear()
+
+
+class Player:
+    """One rank of a program.
+
+    Attributes
+    ----------
+    program : Program
+    rank : int
+    number : int
+        The number of the present step.
+    stores : dict of int to Store
+        By the numbers that steps have.
+    """
+
+    def __init__(self, program: p.Program, stack: ExitStack, files: ExitStack) -> None:
+        self.program = program
+        self.rank = world().rank
+        self.size = program.size
+        self.number = 0
+        self.stores: dict[int, Store] = {}
+        self._stack = stack
+        self._files = files
+
+    def create(self, number: int, plan: p.StorePlan) -> None:
+        """Create a store, and give it its optimizer and keys."""
+        options: dict[str, Any] = {} if plan.timeout is None else {"timeout": plan.timeout}
+        kv = ncclkv.create(
+            "threads",
+            update_on=plan.update_on,  # type: ignore[arg-type]  # a literal, in a program's data
+            root=plan.root % self.size,
+            bucket_bytes=plan.bucket_bytes,
+            missing=plan.missing,  # type: ignore[arg-type]
+            nonfinite=plan.nonfinite,  # type: ignore[arg-type]
+            verify_every=plan.verify_every,
+            **options,
+        )
+        self._stack.enter_context(kv)
+        store = self.stores[number] = Store(kv, Model(plan, self.size))
+        if plan.optimizer is not None:
+            store.use(plan.optimizer)
+        elif plan.adds:
+            kv.set_updater(_add)
+        self.init(store, plan.keys)
+
+    def init(self, store: Store, keys: tuple[p.KeyPlan, ...]) -> None:
+        """Give keys zeros, in one call for each op."""
+        for op in dict.fromkeys(key.op for key in keys):
+            some = [key for key in keys if key.op == op]
+            zeros = [np.zeros(key.shape, key.dtype) for key in some]
+            store.kv.init([key.key for key in some], zeros, op=op)
+
+    def directory(self, store: Store) -> str:
+        """Return a new directory, the same on every rank; it goes at the end."""
+        path = tempfile.mkdtemp(prefix="world-") if self.rank == 0 else None
+        if path is not None:
+            self._files.callback(shutil.rmtree, path, ignore_errors=True)
+        return str(store.kv.broadcast_object(path))
+
+    def compare(self, store: Store, key: str, found: Any) -> None:
+        """Fail unless an array is the value of a key."""
+        array = np.asarray(found)
+        if not store.spoilt and not store.model.agrees(key, array):
+            self.wrong(f"store {self._number(store)}, key {key!r}", array, store.model.values[key])
+
+    def same(self, store: Store, what: str, found: Any, wanted: Array) -> None:
+        """Fail unless the result of a verb without keys is as it should be."""
+        array = np.asarray(found)
+        if not store.spoilt and not np.array_equal(array, wanted):
+            self.wrong(f"store {self._number(store)}, {what}", array, wanted)
+
+    def wrong(self, where: str, found: Any, wanted: Any) -> None:
+        """Raise the error of a value."""
+        raise WrongValue(
+            f"rank {self.rank}, step {self.number}, {where}: found {_short(found)}, wanted "
+            f"{_short(wanted)}"
+        )
+
+    def _number(self, store: Store) -> int:
+        return next(number for number, each in self.stores.items() if each is store)
+
+
+def _add(key: Any, total: Any, stored: Any) -> None:
+    stored += total
+
+
+def _short(value: Any) -> str:
+    """Return the first numbers of an array."""
+    array = np.asarray(value)
+    more = " ..." if array.size > 6 else ""
+    return f"{array.ravel()[:6].tolist()}{more} of shape {array.shape}"
