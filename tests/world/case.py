@@ -5,20 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
+from ncclkv.testing import NoProgress, Seeded
+from ncclkv.testing.habits import Habits, draw_habits
 from tests.world.draw import Draw, draw
-from tests.world.faults import Expectation, break_program
-from tests.world.oracle import verdict
+from tests.world.oracle import Outcome, environment, verdict
 from tests.world.plan import Program
 from tests.world.play import play
 
-from ncclkv.testing import NoProgress, Seeded
-from ncclkv.testing.habits import Habits, draw_habits
-
 SIZES = ((2, 4), (2, 5), (2, 6), (2, 7), (2, 8), (2, 6), (3, 6), (3, 8), (4, 8), (3, 20))
 """Ranks and calls: many short programs find more than few long ones."""
-
-BROKEN = 0.3
-"""The part of the seeds whose programs are broken on purpose."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +25,11 @@ class Case:
     seed : int
         Of the world's turns and delays.
     program : Program
-    expectation : Expectation or None
-        What a broken program raises; None for a valid one.
     habits : Habits
     """
 
     seed: int
     program: Program
-    expectation: Expectation | None
     habits: Habits
 
 
@@ -58,33 +50,30 @@ class Finding:
 
 def case_of(seed: int) -> Case:
     """Return the case of a seed."""
-    pick = Draw(f"case {seed}")
-    size, calls = pick.one_of(SIZES)
-    program, expectation = draw(seed, size, calls), None
-    if pick.chance(BROKEN):
-        program, expectation = break_program(program, pick)
-    return Case(seed, program, expectation, draw_habits(Random(seed)))
+    size, calls = Draw(f"case {seed}").pick(SIZES)
+    # The program has variables of its own.
+    habits = replace(draw_habits(Random(seed)), variables={})
+    return Case(seed, draw(seed, size, calls), habits)
 
 
 def run(case: Case, *, keep_trace: bool = False) -> Finding:
     """Run a case, and compare its outcome with what is right."""
     world = Seeded(case.seed, keep_trace=keep_trace, habits=case.habits)
-    size, timeout = case.program.size, case.program.timeout
+    program = case.program
     try:
-        with case.program.environment():
-            outcome = world.run(size, lambda: play(case.program), timeout)
+        with environment(program):
+            ended = world.run(program.size, lambda: play(program), program.timeout)
     except NoProgress as error:
         return Finding(str(error), world)
-    return Finding(verdict(outcome, case.expectation), world)
+    return Finding(verdict(Outcome(program.size, ended.seconds, ended.errors)), world)
 
 
 def calmer(habits: Habits) -> list[Habits]:
     """Return habits that differ from these in one simpler trait."""
-    simpler: list[Habits] = [
+    simpler = [
         replace(habits, stall_rate=0.0),
         replace(habits, delay_rate=0.0),
         replace(habits, by_priority=False),
-        replace(habits, variables={}),
         replace(habits, switch_rate=0.02),
         *(
             replace(habits, constants={k: v for k, v in habits.constants.items() if k != name})
