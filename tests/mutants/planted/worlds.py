@@ -1,0 +1,167 @@
+"""Faults in the order of steps, which seeded worlds find: each by the seed that is named here."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, Selection
+
+ALLREDUCE = "ncclkv/comm/shm/allreduce.py"
+CROSSING = "ncclkv/comm/diagnosis/crossing.py"
+HANG = "ncclkv/comm/diagnosis/hang.py"
+STAGING = "ncclkv/comm/shm/staging.py"
+THREADS = "ncclkv/comm/host/threads.py"
+
+
+def _seed(number: int) -> tuple[Selection, ...]:
+    """Return the test of a seed."""
+    return (Selection("0", "world/test_seeds.py", f"[{number}]"),)
+
+
+MUTANTS = (
+    Mutant(
+        name="a-crossing-proven-by-times",
+        file=CROSSING,
+        old="""        if report is None or report.other_wait is None or report.made >= number:
+            continue
+        other = report.other_wait
+        here = made.get(other.store, other.number)
+        if other.store.startswith(CREATION):
+            here = creations[other.store]
+        if here < other.number and {mine.name, EVERYONE}.intersection(other.names):
+""",
+        new="""        if report is None or report.other_wait is None:
+            continue
+        other = report.other_wait
+        if other.age < 0.5 and {mine.name, EVERYONE}.intersection(other.names):
+""",
+        why="a rank that lost its processor between two steps of a wait ends a valid program",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="a-launch-after-the-record-of-its-block",
+        file="ncclkv/store/overlaps.py",
+        old="""                block.launch_rest()
+                self._calls.record("end of an overlap", wanted, (), found.end)
+""",
+        new="""                self._calls.record("end of an overlap", wanted, (), found.end)
+                block.launch_rest()
+""",
+        why="ranks launch one bucket with different digests: a valid program ends",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="a-lost-wake-up",
+        file=THREADS,
+        old="                changes.happened.wait(_PAUSE_SECONDS)\n            self._seen",
+        new="                changes.happened.wait()\n            self._seen",
+        why="a rank sleeps for ever after a change that it has not seen",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="a-flag-before-its-data",
+        file="ncclkv/comm/shm/small_allreduce.py",
+        old="""            copies[small.node.index][...] = self._send
+            slot.write_header(small.packed)
+            slot.publish(ENTERED)
+""",
+        new="""            slot.write_header(small.packed)
+            slot.publish(ENTERED)
+            copies[small.node.index][...] = self._send
+""",
+        why="a small sum adds what a neighbour's memory held before",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="a-chunk-published-before-it-is-copied",
+        file=ALLREDUCE,
+        old="""                self._staged(node.index, chunk)[:] = self._send[start : chunk.stop]
+                phase += 1
+                slot.publish(phase)
+""",
+        new="""                phase += 1
+                slot.publish(phase)
+                self._staged(node.index, chunk)[:] = self._send[start : chunk.stop]
+""",
+        why="a long sum adds what a neighbour's memory held before",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="a-slot-used-again-too-early",
+        file=STAGING,
+        old="        return position, previous\n",
+        new="        return position, None\n",
+        why="a rank overwrites an array that a neighbour still reads",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="a-half-used-again-too-early",
+        file=STAGING,
+        old="        yield [] if previous is None else previous.unfinished()\n",
+        new="",
+        why="a rank overwrites a chunk that a neighbour still reads",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="a-mapped-array-given-back-too-early",
+        file="ncclkv/comm/shm/gather_scatter.py",
+        old="""        if offset is not None:
+            yield slot.stragglers(DONE)
+""",
+        new="",
+        why="the program overwrites an array that a neighbour still reads",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="sums-given-back-before-the-neighbours-have-written",
+        file=ALLREDUCE,
+        old="        if plan.receives is not None and not slot.all_reached(DONE):\n",
+        new="        if plan.receives is None and not slot.all_reached(DONE):\n",
+        why="a pull returns a sum of which a part is still missing",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="a-stale-number-of-an-update",
+        file="ncclkv/engine/engine.py",
+        old="            changed = compares and state.step != step\n",
+        new="            changed = False\n",
+        why="gradients that were pushed under one learning rate are applied under the next",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="a-launch-outside-the-order",
+        file="ncclkv/engine/overlap.py",
+        old="""            if self._waiting[state.bucket.index]:
+                return
+            self._launched += 1
+""",
+        new="""            if self._waiting[state.bucket.index]:
+                continue
+            self._launched += 1
+""",
+        why="ranks launch buckets in different orders",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="a-residue-of-an-exception",
+        file="ncclkv/engine/flush_agreement.py",
+        old="            self._updates.rule.counts_set()  # the dropped pushes are no updates\n",
+        new="",
+        why="the schedule counts updates that were dropped",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="no-second-look-at-a-lost-rank",
+        file=HANG,
+        old="        progress.advance()  # messages that a rank sent before it left still count\n",
+        new="",
+        why="a rank that has sent all that was needed, and left, ends the others",
+        tests=_seed(0),
+    ),
+    Mutant(
+        name="messages-in-another-order",
+        file=THREADS,
+        old="                self._copy(box.popleft())\n",
+        new="                self._copy(box.pop())\n",
+        why="a receiver takes a later message for an earlier one",
+        tests=_seed(0),
+    ),
+)
