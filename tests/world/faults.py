@@ -1,12 +1,12 @@
 """Programs broken on purpose, each with the errors that its ranks must get.
 
-`docs/reliability.md` promises these errors.  A fault is inserted between two steps; `close` of
-every store follows it and needs all ranks, so no fault comes too late to matter.
+`docs/reliability.md` promises these errors.  A fault is inserted between two steps.  A rank may
+end after the last call that needs it: that is rightly no error for the others, whose `close` ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tests.world import plan as p
@@ -34,6 +34,8 @@ class Expectation:
         Texts in every error of the others, and in that rank's own if it is one of `named`.
     named : tuple of str
         Classes of that rank's own error that have `words`, too.
+    some : str
+        A class that at least one of the others must have.
     seconds : float
         Seconds in which every rank must end, if the world takes no time from a rank.
     """
@@ -44,6 +46,7 @@ class Expectation:
     others: tuple[str, ...]
     words: tuple[str, ...] = ()
     named: tuple[str, ...] = ("OrderMismatch", "SpecMismatch")
+    some: str = ""
     seconds: float = 0.0
 
 
@@ -97,11 +100,15 @@ class _Place:
             p.Broadcast(store, key),
             p.Group(store, key, key),
             p.Init(store, (p.KeyPlan("z"),)),
-            p.Create(store),
         ]
         if self.plan.missing == "error":
             found += [p.Push(store, key), p.Overlap(store, key)]
         return found
+
+    def death(self, step: p.Step) -> list[p.Step]:
+        """Return the end of the rank's program, often in front of a call that needs the rank."""
+        end = step if isinstance(step, p.Busy) else self.alone(step)
+        return [end, p.Barrier(self.store)] if self.draws.chance(0.7) else [end]
 
     def mismatch(self, fault: str, error: str, *words: str) -> Expectation:
         """Return the expectation of one error on every rank."""
@@ -109,18 +116,41 @@ class _Place:
         return Expectation(fault, self.rank, (error,), (error,), named, seconds=MISMATCH_SECONDS)
 
 
-def break_program(program: p.Program, draws: Draw) -> tuple[p.Program, Expectation]:
-    """Insert a drawn fault into a valid program of several ranks."""
-    while True:
-        fault = draws.pick(FAULTS)
+def break_program(
+    program: p.Program, draws: Draw, faults: Sequence[Fault] | None = None
+) -> tuple[p.Program, Expectation]:
+    """Insert a drawn fault into a valid program of several ranks.
+
+    Raises
+    ------
+    ValueError
+        When none of the given faults fits the program, as one of an optimizer.
+    """
+    for _ in range(100):
+        fault = draws.pick(faults or FAULTS)
         made = fault(_Place(draws, program))
         if made is not None:
-            break
-    steps, expectation = made
+            return _inserted(program, draws, fault, *made)
+    raise ValueError(f"no fault fits {program}")
+
+
+def _inserted(
+    program: p.Program, draws: Draw, fault: Fault, steps: list[p.Step], expectation: Expectation
+) -> tuple[p.Program, Expectation]:
+    """Insert the steps of a fault at a drawn place."""
     at = draws.below(len(program.steps) + 1)
     broken = replace(program, steps=(*program.steps[:at], *steps, *program.steps[at:]))
+    if fault in DEATHS and not any(_needs_all(step, program) for step in broken.steps[at:]):
+        expectation = replace(expectation, others=(*expectation.others, ""), some="")
     busy = [step.seconds for step in broken.steps if isinstance(step, p.Busy)]
     return broken, replace(expectation, seconds=expectation.seconds + sum(busy))
+
+
+def _needs_all(step: p.Step, program: p.Program) -> bool:
+    """Return whether no rank can end a step before every rank has begun it."""
+    if isinstance(step, p.PushPull):
+        return program.stores[step.store].missing == "error"
+    return isinstance(step, (p.Barrier, p.AllReduce, p.AllGather, p.AllGatherObject))
 
 
 def _omits(place: _Place) -> tuple[list[p.Step], Expectation]:
@@ -137,6 +167,25 @@ def _other_verb(place: _Place) -> tuple[list[p.Step], Expectation]:
     one, other = place.draws.shuffled(place.calls())[:2]
     steps = [place.alone(one), place.others(other)]
     return steps, place.mismatch("another verb", "OrderMismatch")
+
+
+def _other_order(place: _Place) -> tuple[list[p.Step], Expectation]:
+    one, other = place.draws.shuffled(place.calls())[:2]
+    steps = [place.alone(one), place.alone(other), place.others(other), place.others(one)]
+    return steps, place.mismatch("another order", "OrderMismatch")
+
+
+def _other_priority(place: _Place) -> tuple[list[p.Step], Expectation] | None:
+    if place.plan.missing == "zeros":
+        return None  # ranks need not push the same keys
+    one, other = (p.PushPull(place.store, (place.keys[0],), priority=each) for each in (1, 2))
+    steps = [place.alone(one), place.others(other)]
+    return steps, place.mismatch("another priority", "OrderMismatch")
+
+
+def _other_store(place: _Place) -> tuple[list[p.Step], Expectation]:
+    steps = [place.alone(p.Create(len(place.program.stores), place.plan)), p.Barrier(place.store)]
+    return steps, place.mismatch("a store of its own", "OrderMismatch", "create")
 
 
 def _other_key(place: _Place) -> tuple[list[p.Step], Expectation] | None:
@@ -222,7 +271,7 @@ def _crossing(place: _Place) -> tuple[list[p.Step], Expectation] | None:
 
 
 def _raises(place: _Place) -> tuple[list[p.Step], Expectation]:
-    return [place.alone(p.Raise())], Expectation(
+    return place.death(p.Raise()), Expectation(
         "raises",
         place.rank,
         ("OnPurpose",),
@@ -233,7 +282,7 @@ def _raises(place: _Place) -> tuple[list[p.Step], Expectation]:
 
 
 def _returns(place: _Place) -> tuple[list[p.Step], Expectation]:
-    return [place.alone(p.Return())], Expectation(
+    return place.death(p.Return()), Expectation(
         "returns early",
         place.rank,
         ("",),
@@ -245,12 +294,14 @@ def _returns(place: _Place) -> tuple[list[p.Step], Expectation]:
 
 def _sleeps(place: _Place) -> tuple[list[p.Step], Expectation]:
     longest = max(_timeout(place.program, each) for each in place.program.stores)
-    return [p.Busy(place.rank, 1.5 * longest)], Expectation(
+    return place.death(p.Busy(place.rank, 1.5 * longest)), Expectation(
         "never calls in time",
         place.rank,
-        ("RankLost", "CommTimeout"),
+        # What the others have sent before they raised still arrives.
+        ("RankLost", "CommTimeout", ""),
         ("CommTimeout", "RankLost"),
         (f"rank {place.rank}",),
+        some="CommTimeout",
         seconds=TIMEOUT_SECONDS,  # the rank's own end; its sleep is counted with all others
     )
 
@@ -266,19 +317,25 @@ def _timeout(program: p.Program, store: p.StorePlan) -> float:
     return program.timeout if store.timeout is None else store.timeout
 
 
+DEATHS: tuple[Fault, ...] = (_raises, _returns, _sleeps)
+"""Faults after which a rank makes no calls, or none in time."""
+
 FAULTS: tuple[Fault, ...] = (
     _omits,
     _adds,
     _other_verb,
+    _other_order,
     _other_key,
+    _other_priority,
     _other_arguments,
     _other_spec,
     _other_options,
     _other_optimizer,
     _other_rate,
     _crossing,
-    _raises,
-    _returns,
-    _sleeps,
     _slow,
+    *DEATHS,
 )
+
+UNKEPT: tuple[Fault, ...] = (_other_store,)
+"""Faults that are promised to be named, and are not on ranks that are threads."""

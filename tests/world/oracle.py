@@ -97,6 +97,9 @@ def reverse_verdict(outcome: Outcome, expected: Expectation, lost: float = 0.0) 
             lines += [f"rank {rank}: no {word!r} in the text: {error}" for word in missing]
         if outcome.ended[rank] > expected.seconds + lost:
             lines.append(f"rank {rank} ended after {outcome.ended[rank]:.1f} s: {told(error)}")
+    others = [type(e).__name__ for rank, e in outcome.errors.items() if rank != expected.rank]
+    if expected.some and expected.some not in others:
+        lines.append(f"no rank has {expected.some}")
     return "\n".join([f"{expected.fault}, rank {expected.rank}", *lines]) if lines else ""
 
 
