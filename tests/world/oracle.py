@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ncclkv import concurrency
 from ncclkv.comm import world
 from ncclkv.testing import run_ranks
+from tests.world.faults import Expectation
 from tests.world.plan import Program
 from tests.world.play import play
 
@@ -74,7 +75,37 @@ def verdict(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def told(error: BaseException) -> str:
+def reverse_verdict(outcome: Outcome, expected: Expectation, lost: float = 0.0) -> str:
+    """Return the complaint about a broken program, or no text.
+
+    Parameters
+    ----------
+    lost : float
+        Seconds that the world took from the ranks, beyond those of the program.
+    """
+    lines = []
+    for rank in range(outcome.size):
+        error, own = outcome.errors.get(rank), rank == expected.rank
+        name = "" if error is None else type(error).__name__
+        if rank not in outcome.ended:
+            lines.append(f"rank {rank} has not ended")
+            continue
+        if name not in (expected.own if own else expected.others):
+            lines.append(f"rank {rank} has the wrong end: {told(error)}")
+        elif error is not None and (not own or name in expected.named):
+            missing = [word for word in expected.words if word not in str(error)]
+            lines += [f"rank {rank}: no {word!r} in the text: {error}" for word in missing]
+        if outcome.ended[rank] > expected.seconds + lost:
+            lines.append(f"rank {rank} ended after {outcome.ended[rank]:.1f} s: {told(error)}")
+    others = [type(e).__name__ for rank, e in outcome.errors.items() if rank != expected.rank]
+    if expected.some and expected.some not in others:
+        lines.append(f"no rank has {expected.some}")
+    return "\n".join([f"{expected.fault}, rank {expected.rank}", *lines]) if lines else ""
+
+
+def told(error: BaseException | None) -> str:
     """Return an error's class and text, with its notes."""
+    if error is None:
+        return "no error"
     notes = [str(note) for note in getattr(error, "__notes__", ())]
     return "\n".join([f"{type(error).__name__}: {error}", *notes])

@@ -51,9 +51,15 @@ def _run(player: Player) -> None:
 
 
 def _stores_of(steps: tuple[plan.Step, ...]) -> set[int]:
-    """Return the numbers of the stores that steps use."""
-    inner = [step.step if isinstance(step, plan.Only) else step for step in steps]
-    return {step.store for step in inner if isinstance(step, plan.Call)}
+    """Return the numbers of the stores that steps use, if `Create` does not make them first."""
+    found, created = set(), set()
+    for step in steps:
+        call = step.step if isinstance(step, plan.Only) else step
+        if isinstance(call, plan.Create):
+            created.add(call.store)
+        elif isinstance(call, plan.Call) and call.store not in created:
+            found.add(call.store)
+    return found
 
 
 def _make(player: Player, step: plan.Step) -> None:
@@ -79,6 +85,6 @@ def _call(player: Player, step: plan.Call) -> None:
     if isinstance(step, plan.Create):
         if step.store in player.stores:
             player.stores[step.store].kv.close()
-            player.create(step.store, step.plan or player.program.stores[step.store])
+        player.create(step.store, step.plan or player.program.stores[step.store])
     elif step.store in player.stores:
         ACTIONS[type(step)](player, player.stores[step.store], step)
