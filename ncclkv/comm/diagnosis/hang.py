@@ -267,8 +267,10 @@ class HangDetector:
         """Write a line about a long wait, unless a lower rank of this node writes it."""
         if not stall.is_due(waited, limit, work.reported):
             return
-        work.reported = stall.lines_after(waited, limit)
         calls, rank, missing = self._calls, self._transport.rank, progress.missing(work)
+        if not missing:  # the last rank has just arrived: the line would name no rank
+            return
+        work.reported = stall.lines_after(waited, limit)
         calls.recorder.record_wait(missing, str(work), waited)
         if waits.is_reported(calls, waited):
             return

@@ -1,18 +1,25 @@
-"""Hang detector: the requests of a long wait for a rank without a page here."""
+"""Hang detector: the requests and the lines of a long wait for a rank without a page here."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import pytest
 
 from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
 from tests.unit.comm.diagnosis.connected_ranks import note, ranks
 
 
 class Sum(AwaitedWork):
-    """A collective that waits for rank 1."""
+    """A collective that waits for rank 1, until it arrives."""
+
+    arrived = False
+
+    def __str__(self) -> str:
+        return "a sum"
 
     def missing(self) -> set[int]:
-        return {1}
+        return set() if self.arrived else {1}
 
 
 class Progress:
@@ -53,3 +60,15 @@ def test_a_rank_that_was_off_its_processor_does_not_use_up_its_requests() -> Non
 
 def test_a_long_wait_still_requests_reports() -> None:
     assert requests([step / 4 for step in range(400)]) > requests([step / 4 for step in range(40)])
+
+
+def test_a_wait_that_has_just_ended_writes_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    first, _ = ranks(2)
+    detector: Any = HangDetector(first.transport, first)
+    work = Sum()
+    work.arrived = True
+    detector.report(Progress(first), work, 100.0, 300.0)
+    assert capsys.readouterr().err == ""
+    work.arrived = False
+    detector.report(Progress(first), work, 100.0, 300.0)
+    assert "a sum waits for rank 1" in capsys.readouterr().err
