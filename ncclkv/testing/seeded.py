@@ -18,7 +18,7 @@ from ncclkv.testing.mail import SeededTransport
 from ncclkv.testing.rank import run_as_rank
 from ncclkv.testing.threads import Thread, Threads
 from ncclkv.testing.trace import Trace
-from ncclkv.testing.turns import Turns, WorldEnd
+from ncclkv.testing.turns import NANOSECONDS, Turns, WorldEnd
 
 Result = TypeVar("Result")
 
@@ -74,6 +74,8 @@ class Seeded:
         The SHA-256 of all points of the last run.
     seconds : float
         The length of the last run by the world's clock.
+    lost : float
+        Seconds that the world took from ranks and messages of the last run, all together.
     points : int
         Number of points of the last run.
 
@@ -107,7 +109,7 @@ class Seeded:
         self.seed = seed
         self.trace: list[str] = []
         self.sha256 = ""
-        self.seconds = 0.0
+        self.seconds = self.lost = 0.0
         self.points = 0
         self._keep_trace = keep_trace
         self._habits = habits
@@ -139,6 +141,7 @@ class Seeded:
             turns.run()
         self.trace, self.sha256 = trace.lines, trace.sha256
         self.seconds, self.points = turns.seconds, turns.points
+        self.lost = turns.lost / NANOSECONDS
         for error in outcome.errors.values():
             annotate(error, f"in the world of seed {self.seed}, after {turns.seconds:.6f} s")
         if turns.ended:

@@ -30,6 +30,9 @@ _POINT = 1000
 _LONGEST_PAUSE = 10 * 10**6
 """Nanoseconds of the longest pause between two polls; whoever sleeps for longer does not poll."""
 
+_LEAP_GROWTH = 5 * 10**6
+"""Nanoseconds by which the limit of pauses grows with each pause in vain."""
+
 _MAX_POINTS = 2_000_000
 """Points after which the ranks are said to go in circles."""
 
@@ -129,6 +132,8 @@ class Turns:
         Number of points so far.
     current : Actor or None
         Who has the baton; None before the first turn and after the last.
+    lost : int
+        Nanoseconds that ranks and messages have lost, of all together.
     ended : str
         Why the world ended before its actors; empty while it goes on.
     stacks : dict of int to str
@@ -143,7 +148,7 @@ class Turns:
         self._accidents = accidents
         self._stopped: dict[int, int] = {}
         self.now = _BEGIN
-        self.points = 0
+        self.points = self.lost = 0
         self.current: Actor | None = None
         self.ended = ""
         self.stacks: dict[int, str] = {}
@@ -186,7 +191,9 @@ class Turns:
         self.now += _POINT
         drawn, habits = self.draw(), self._habits
         if drawn < habits.stall_rate:
-            actor.ready_at = self.now + int(self.draw() * self.draw() * habits.longest_stall)
+            stall = int(self.draw() * self.draw() * habits.longest_stall)
+            self.lost += stall
+            actor.ready_at = self.now + stall
         elif drawn > habits.switch_rate:
             return
         else:
@@ -226,7 +233,9 @@ class Turns:
         if self._accidents.loses(sender, receiver, self.seconds):
             return NEVER
         if self.draw() < habits.delay_rate:
-            at += int(self.draw() * habits.longest_delay)
+            delay = int(self.draw() * habits.longest_delay)
+            self.lost += delay
+            at += delay
         at = max(at, earliest)
         if at > self.now:
             self._arrivals.append(at)
@@ -259,7 +268,8 @@ class Turns:
         """Return the length of a pause, which is long when all actors have polled in vain.
 
         Such a pause lasts until something happens: an actor that does not poll can run again, a
-        message arrives, or a drawn limit passes.  A timeout of minutes then takes few polls.
+        message arrives, or a drawn limit passes.  A timeout of minutes then takes few polls.  The
+        limit grows with the pauses, since code that counts its polls means a short time by them.
         """
         if not actor.polls:
             return nanoseconds
@@ -268,7 +278,8 @@ class Turns:
             return nanoseconds
         self._arrivals = [at for at in self._arrivals if at > self.now]
         events = [*self._arrivals, *self._busy(actor)]
-        limit = int(self._habits.longest_leap * (0.5 + 0.5 * self.draw()))
+        longest = min(self._habits.longest_leap, self._vain_pauses * _LEAP_GROWTH)
+        limit = int(longest * (0.5 + 0.5 * self.draw()))
         if events:
             limit = min(limit, min(events) - self.now + _POINT)
         return max(nanoseconds, limit)

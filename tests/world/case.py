@@ -8,12 +8,20 @@ from random import Random
 from ncclkv.testing import NoProgress, Seeded
 from ncclkv.testing.habits import Habits, draw_habits
 from tests.world.draw import Draw, draw
-from tests.world.oracle import Outcome, environment, verdict
+from tests.world.faults import Expectation, break_program
+from tests.world.oracle import Outcome, environment, reverse_verdict, verdict
 from tests.world.plan import Program
 from tests.world.play import play
 
 SIZES = ((2, 4), (2, 5), (2, 6), (2, 7), (2, 8), (2, 6), (3, 6), (3, 8), (4, 8), (3, 20))
 """Ranks and calls: many short programs find more than few long ones."""
+
+
+BROKEN = 0.3
+"""The part of the seeds whose programs are broken on purpose."""
+
+SLACK = 5.0
+"""Seconds in which ranks notice an error, after the time that the world took from them."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +34,14 @@ class Case:
         Of the world's turns and delays.
     program : Program
     habits : Habits
+    expectation : Expectation or None
+        The errors of a program that is broken on purpose.
     """
 
     seed: int
     program: Program
     habits: Habits
+    expectation: Expectation | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,11 @@ def case_of(seed: int) -> Case:
     size, calls = Draw(f"case {seed}").pick(SIZES)
     # The program has variables of its own.
     habits = replace(draw_habits(Random(seed)), variables={})
-    return Case(seed, draw(seed, size, calls), habits)
+    program, expectation = draw(seed, size, calls), None
+    faults = Draw(f"fault {seed}")
+    if faults.chance(BROKEN):
+        program, expectation = break_program(program, faults)
+    return Case(seed, program, habits, expectation)
 
 
 def run(case: Case, *, keep_trace: bool = False) -> Finding:
@@ -65,7 +80,10 @@ def run(case: Case, *, keep_trace: bool = False) -> Finding:
             ended = world.run(program.size, lambda: play(program), program.timeout)
     except NoProgress as error:
         return Finding(str(error), world)
-    return Finding(verdict(Outcome(program.size, ended.seconds, ended.errors)), world)
+    outcome = Outcome(program.size, ended.seconds, ended.errors)
+    if case.expectation is None:
+        return Finding(verdict(outcome), world)
+    return Finding(reverse_verdict(outcome, case.expectation, world.lost + SLACK), world)
 
 
 def calmer(habits: Habits) -> list[Habits]:
