@@ -20,14 +20,11 @@ class SeededGroup(ThreadGroup):
     ----------
     notices : dict of list
         Notices on their way to each rank: the time of arrival, the sender, and the bytes.
-    arrivals : dict of int
-        The time at which the last message of a sender and a receiver arrives.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.notices: defaultdict[int, list[tuple[int, int, bytes]]] = defaultdict(list)
-        self.arrivals: dict[tuple[int, int], int] = {}
 
 
 @dataclass
@@ -90,10 +87,7 @@ class SeededTransport(ThreadTransport):
         """Draw when a message that is sent now arrives; 0 outside a turn."""
         if acting() is None:
             return 0
-        arrivals, pair = self._group.arrivals, (sender, receiver)
-        first = self._first_rank(sender), self._first_rank(receiver)
-        arrivals[pair] = active().turns.arrival(*first, arrivals.get(pair, 0))
-        return arrivals[pair]
+        return active().turns.arrival(self._first_rank(sender), self._first_rank(receiver))
 
     def _first_rank(self, rank: int) -> int:
         """Return a rank's number among all ranks of the world."""

@@ -154,6 +154,7 @@ class Turns:
         self.stacks: dict[int, str] = {}
         self._actors: list[Actor] = []
         self._arrivals: list[int] = []
+        self._last: dict[tuple[int, int], int] = {}
         self._vain_pauses = 0
 
     @property
@@ -227,8 +228,8 @@ class Turns:
         """Note that other ranks can see what the actor has done."""
         self._vain_pauses = 0
 
-    def arrival(self, sender: int, receiver: int, earliest: int) -> int:
-        """Draw the time at which a message between two ranks arrives, not before `earliest`."""
+    def arrival(self, sender: int, receiver: int) -> int:
+        """Draw the time at which a message arrives, after those of these ranks before it."""
         at, habits = self.now, self._habits
         if self._accidents.loses(sender, receiver, self.seconds):
             return NEVER
@@ -236,7 +237,7 @@ class Turns:
             delay = int(self.draw() * habits.longest_delay)
             self.lost += delay
             at += delay
-        at = max(at, earliest)
+        at = self._last[sender, receiver] = max(at, self._last.get((sender, receiver), 0))
         if at > self.now:
             self._arrivals.append(at)
         return at

@@ -13,7 +13,15 @@ from ncclkv.comm.diagnosis.looks import Looks
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.reports import describe_last_call, format_ranks
 from ncclkv.comm.transport import PeerFailed, Transport
-from ncclkv.errors import CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
+from ncclkv.errors import (
+    CommTimeout,
+    Divergence,
+    KVStoreError,
+    OrderMismatch,
+    RankDied,
+    RankLost,
+    SpecMismatch,
+)
 from ncclkv.system import abort
 
 # If rank A waits for rank B, and B waits for a rank that has left, then B raises an error.  A gives
@@ -206,8 +214,10 @@ class HangDetector:
 
     def _left_error(self, rank: int, reason: str, work: AwaitedWork) -> KVStoreError:
         """Return the error to raise when a rank left for `reason`."""
-        if reason.startswith(OrderMismatch.__name__):
-            return OrderMismatch(f"{self._prefix}rank {rank} left with {reason}")
+        for disagreement in OrderMismatch, SpecMismatch, Divergence:
+            # Of all ranks: this one would have found it, too, if it had been as fast.
+            if reason.startswith(disagreement.__name__):
+                return disagreement(f"{self._prefix}rank {rank} left with {reason}")
         return RankLost(
             f"{self._prefix}rank {rank} left while {work} waited for it; farewell: {reason}"
             f"{self._last_call(rank)}"

@@ -268,14 +268,21 @@ class CallComparison:
         All ranks receive this rank's report.  The comparison may take one second.
         """
         if not self.recorder.log.count:
-            return OrderMismatch(str(error))
+            return OrderMismatch(self._named(error))
         self.notify("")
         for _ in Backoff(_PATIENCE, self.transport.pause):
             self.transport.left_ranks()
             found = self.compare_pages() or self.compare_reports()
             if found is not None:
                 return found
-        return OrderMismatch(f"{error}{self._describe_further_calls()}")
+        here = self.transport.rank
+        calls = self._describe_further_calls() or f"; {self.describe_calls([here])}"
+        return OrderMismatch(f"{self._named(error)}{calls}")
+
+    def _named(self, error: OrderMismatch) -> str:
+        """Return the text of an error, with this rank in front."""
+        is_named = str(error).startswith(f"rank {self.transport.rank}")
+        return str(error) if is_named else f"{self._prefix}{error}"
 
     def _describe_further_calls(self) -> str:
         """Describe the first calls of ranks beyond the calls that another rank has made, too."""

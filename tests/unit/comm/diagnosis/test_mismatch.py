@@ -181,13 +181,16 @@ def test_an_error_without_other_reports_is_kept(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "_PATIENCE", 0.05)
     first, _ = ranks(2)
     note(first, 1)
-    assert str(first.explain(OrderMismatch("somehow"))) == "somehow"
+    found = str(first.explain(OrderMismatch("somehow")))
+    assert found.startswith("rank 0 of 2: somehow; rank 0 on ")
+    assert " last called call 1 at train.py:1, " in found
 
 
 def test_an_error_before_any_call_is_kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 1e9)
     first, _ = ranks(2)
-    assert str(first.explain(OrderMismatch("somehow"))) == "somehow"
+    assert str(first.explain(OrderMismatch("somehow"))) == "rank 0 of 2: somehow"
+    assert str(first.explain(OrderMismatch("rank 0: somehow"))) == "rank 0: somehow"
 
 
 def test_a_forwarded_verdict_names_the_rank_that_found_it() -> None:
@@ -259,7 +262,7 @@ def test_the_first_further_call_of_a_rank_is_named(
     for each in both:
         error = each.explain(OrderMismatch("the digests differ"))
         assert str(error) == (
-            f"the digests differ; after the same calls rank {ahead} called call 3 at train.py:3"
+            f"rank {each.transport.rank} of 2: the digests differ; after the same calls rank {ahead} called call 3 at train.py:3"
         )
 
 
@@ -271,6 +274,6 @@ def test_a_rank_behind_names_both_calls_of_the_ranks_ahead(monkeypatch: pytest.M
         note(each, 1, call)
         each.notify("")
     assert str(behind.explain(OrderMismatch("the digests differ"))) == (
-        "the digests differ; after the same calls rank 1 called call 2 at train.py:2, rank 2 "
+        "rank 0 of 4: the digests differ; after the same calls rank 1 called call 2 at train.py:2, rank 2 "
         "called call 3 at train.py:3"
     )
