@@ -262,7 +262,8 @@ def test_the_first_further_call_of_a_rank_is_named(
     for each in both:
         error = each.explain(OrderMismatch("the digests differ"))
         assert str(error) == (
-            f"rank {each.transport.rank} of 2: the digests differ; after the same calls rank {ahead} called call 3 at train.py:3"
+            f"rank {each.transport.rank} of 2: the digests differ; after the same calls "
+            f"rank {ahead} called call 3 at train.py:3"
         )
 
 
@@ -274,6 +275,6 @@ def test_a_rank_behind_names_both_calls_of_the_ranks_ahead(monkeypatch: pytest.M
         note(each, 1, call)
         each.notify("")
     assert str(behind.explain(OrderMismatch("the digests differ"))) == (
-        "rank 0 of 4: the digests differ; after the same calls rank 1 called call 2 at train.py:2, rank 2 "
-        "called call 3 at train.py:3"
+        "rank 0 of 4: the digests differ; after the same calls rank 1 called call 2 at train.py:2, "
+        "rank 2 called call 3 at train.py:3"
     )

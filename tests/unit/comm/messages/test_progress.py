@@ -13,7 +13,14 @@ from ncclkv.comm.messages import progress
 from ncclkv.comm.messages.progress import ProgressEngine, StepWork
 from ncclkv.comm.transport import Request, Steps, Transport
 from ncclkv.comm.types import Buffer
-from ncclkv.errors import CommTimeout, RankLost
+from ncclkv.errors import (
+    CommTimeout,
+    ContractError,
+    Divergence,
+    OrderMismatch,
+    RankLost,
+    SpecMismatch,
+)
 
 
 class Message(Request):
@@ -137,6 +144,34 @@ def test_a_wait_may_be_shorter_or_longer_than_the_default() -> None:
     with pytest.raises(CommTimeout, match=r"timeout 0\.03 s"):
         launched(ProgressEngine(Still(), 60.0), [Message(1)]).wait(timeout=0.03)
     launched(ProgressEngine(Still(), 1e-3), [Message(1, 200)]).wait(timeout=60.0)
+
+
+def test_a_message_that_came_while_the_process_was_stopped_is_no_timeout() -> None:
+    class Stopped(Still):
+        """A transport whose process is stopped in a pause, until its message has arrived."""
+
+        def pause(self, attempt: int) -> None:
+            super().pause(attempt)
+            if attempt == 30:
+                time.sleep(0.2)
+                message.looks = 0
+
+    message = Message(1)
+    work = launched(ProgressEngine(Stopped(), 0.1), [message])
+    work.wait()
+    assert work.finished
+
+
+@pytest.mark.parametrize("error", [OrderMismatch, SpecMismatch, Divergence])
+def test_a_rank_that_left_over_a_disagreement_passes_it_on(error: type[ContractError]) -> None:
+    transport = Still()
+    work = launched(ProgressEngine(transport, 60.0), [Message(1)])
+    transport.gone[1] = f"{error.__name__}: rank 1 of 4: the ranks disagree"
+    with pytest.raises(error) as caught:
+        work.wait()
+    assert str(caught.value) == (
+        f"rank 0 of 4: rank 1 left with {error.__name__}: rank 1 of 4: the ranks disagree"
+    )
 
 
 def test_a_departure_ends_the_wait_for_that_rank() -> None:
