@@ -236,7 +236,7 @@ def _other_options(place: _Place) -> tuple[list[p.Step], Expectation]:
 
 
 def _other_optimizer(place: _Place) -> tuple[list[p.Step], Expectation] | None:
-    if place.plan.optimizer is None:
+    if not isinstance(place.plan.optimizer, p.Sgd):
         return None
     one, other = (p.SetOptimizer(place.store, p.Sgd(rate, 0.5)) for rate in (0.75, 0.625))
     steps = [place.alone(one), place.others(other)]
@@ -245,8 +245,9 @@ def _other_optimizer(place: _Place) -> tuple[list[p.Step], Expectation] | None:
 
 def _other_rate(place: _Place) -> tuple[list[p.Step], Expectation] | None:
     plan = place.plan
-    scheduled = plan.optimizer is None or plan.optimizer.halved_after
-    if scheduled or plan.missing == "zeros" or plan.update_on == "root":
+    if not isinstance(plan.optimizer, p.Sgd) or plan.optimizer.halved_after:
+        return None
+    if plan.missing == "zeros" or plan.update_on == "root":
         return None
     steps = [
         p.SetOptimizer(place.store, p.Sgd(0.5)),

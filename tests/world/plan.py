@@ -51,11 +51,19 @@ class Sgd(Plain):
 
 
 @dataclass(frozen=True, repr=False)
+class Other(Plain):
+    """Another optimizer by its name, which the same optimizer of a store of one rank models."""
+
+    name: str
+    learning_rate: float = 0.125
+
+
+@dataclass(frozen=True, repr=False)
 class StorePlan(Plain):
     """Options of a store, and the keys that it has from the beginning."""
 
     keys: tuple[KeyPlan, ...]
-    optimizer: Sgd | None = None
+    optimizer: Sgd | Other | None = None
     adds: bool = False  # a function as updater, which adds the sum
     update_on: str = "every_rank"
     root: int = 0
