@@ -203,6 +203,11 @@ def _push(c: _Context) -> p.Step:
     )
 
 
+def _group(c: _Context) -> p.Step:
+    fails = tuple(range(c.size)) if c.draws.chance(0.1) else ()
+    return p.Group(c.store, c.some(), c.some(), fails, bool(fails))
+
+
 def _overlap(c: _Context) -> p.Step:
     keys, zeros = c.some(), c.draws.chance(0.4)
     without = c.without(keys) if zeros else ()
@@ -236,7 +241,7 @@ KINDS: list[tuple[Callable[[_Context], p.Step], float]] = [
     (_push, 10),
     (lambda c: p.Pull(c.store, c.some(), c.draws.chance(0.5)), 5),
     (lambda c: p.PushPull(c.store, c.some(), c.draws.chance(0.7)), 5),
-    (lambda c: p.Group(c.store, c.some(), c.some()), 3),
+    (_group, 3),
     (_overlap, 5),
     (_uneven, 2),
     (lambda c: p.PushNonFinite(c.store, c.some(), c.rank()), 1),
@@ -253,7 +258,7 @@ KINDS: list[tuple[Callable[[_Context], p.Step], float]] = [
     (lambda c: p.LearningRate(c.store, c.draws.pick((0.5, 0.25, 0.0))), 0.7),
     (_busy, 2),
     (lambda c: p.Create(c.store), 0.5),
-    (lambda c: p.Save(c.store), 0.05),
-    (lambda c: p.Load(c.store), 0.2),
+    (lambda c: p.Save(c.store), 0.08),
+    (lambda c: p.Load(c.store), 0.4),
 ]
 """Kinds of steps, and how frequent each is before a seed's habits."""

@@ -126,6 +126,11 @@ class Player:
             self._files.callback(shutil.rmtree, path, ignore_errors=True)
         return str(store.kv.broadcast_object(path))
 
+    def fail(self, ranks: tuple[int, ...]) -> None:
+        """Raise the program's own error on some ranks."""
+        if self.rank in ranks:
+            raise OnPurpose(f"rank {self.rank} fails on purpose")
+
     def compare(self, store: Store, key: str, found: Any) -> None:
         """Fail unless an array is the value of a key."""
         array = np.asarray(found)
