@@ -11,7 +11,7 @@ from ncclkv import concurrency
 from ncclkv.errors import NonFinite
 from tests.world import plan as p
 from tests.world.model import payload
-from tests.world.player import Player, Store
+from tests.world.player import OnPurpose, Player, Store
 
 Action = Callable[[Player, Store, Any], None]
 
@@ -150,11 +150,17 @@ def group(player: Player, store: Store, step: p.Group) -> None:
     keys, read = store.model.known(step.pushes), store.model.known(step.pulls)
     store.flush()
     found = outs(read)
-    with store.kv.group():
-        for key, value in zip(keys, arrays(player, keys), strict=True):
-            store.kv.push(key.key, value)
-        for key, out in zip(read, found, strict=True):
-            store.kv.pull(key.key, out=out)
+    try:
+        with store.kv.group():
+            for key, value in zip(keys, arrays(player, keys), strict=True):
+                store.kv.push(key.key, value)
+            for key, out in zip(read, found, strict=True):
+                store.kv.pull(key.key, out=out)
+            player.fail(step.fails)
+    except OnPurpose:
+        if step.caught:
+            return
+        raise
     push_all(player, store, keys)
     compare(player, store, read, found)
     if store.model.plan.missing == "zeros":
@@ -170,6 +176,8 @@ def overlap(player: Player, store: Store, step: p.Overlap) -> None:
     ranks = {key.key: pushers(key, step.without if step.zeros else (), player.size) for key in keys}
     begin = player.rank * step.turn % len(keys)
     mine = [key for key in keys[begin:] + keys[:begin] if player.rank in ranks[key.key]]
+    if player.rank in step.forgets:
+        mine = []
 
     def work() -> None:
         for key, value in zip(mine, arrays(player, mine), strict=True):
@@ -184,6 +192,7 @@ def overlap(player: Player, store: Store, step: p.Overlap) -> None:
         if other is not None and other is not store:
             total = other.kv.allreduce(float(player.rank))
             player.same(other, "allreduce inside", total, np.float64(sum(range(player.size))))
+        player.fail(step.fails)
     for key in keys:
         store.model.push(key, player.number, ranks[key.key])
     if store.model.plan.missing == "zeros":
@@ -228,6 +237,7 @@ def uneven(player: Player, store: Store, step: p.Uneven) -> None:
                     compare(player, store, keys, store.kv.pull(names(keys)))
                 else:
                     store.kv.wait(names(keys))
+        player.fail(step.fails)
     player.number = begin
 
 

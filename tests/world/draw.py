@@ -55,6 +55,7 @@ class Draw:
 
 NAMES = ("a", "b", "c", "d")
 SIZES = ((3,), (1,), (), (2, 3), (0,), (300,), (9000,))
+OPTIMIZERS = ("adam", "lamb", "lars", "nag", "rmsprop", "signum")
 SIZE_WEIGHTS = (6.0, 3.0, 1.0, 2.0, 0.5, 2.0, 1.0)
 
 
@@ -77,7 +78,8 @@ def draw(
         Seconds that ranks wait for each other.
     """
     draws = Draw(f"program {seed}")
-    stores = tuple(_store(draws, timeout) for _ in range(draws.pick((1, 1, 2, 2, 3))))
+    numbers = (1, 1, 1, 2, 2, 3) if calls < 10 else (1, 1, 2, 2, 3)  # a creation is dear
+    stores = tuple(_store(draws, timeout) for _ in range(draws.pick(numbers)))
     habits = [weight * draws.pick((0.0, 0.3, 1.0, 1.0, 4.0)) for _, weight in KINDS]
     if not any(habits):
         habits = [weight for _, weight in KINDS]
@@ -100,19 +102,21 @@ def _environment(draws: Draw) -> tuple[tuple[str, str], ...]:
 
 def _store(draws: Draw, timeout: float) -> p.StorePlan:
     """Draw the options and keys of a store."""
-    rule = draws.pick(("none", "none", "none", "sgd", "adds"))
+    rule = draws.weighted(("none", "sgd", "adds", "other"), (6, 2, 2, 0.7))
     kinds = _kinds(draws, rule)
     keys = tuple(
         p.KeyPlan(name, draws.weighted(SIZES, SIZE_WEIGHTS), *draws.pick(kinds))
         for name in NAMES[: draws.pick((1, 2, 3, 4))]
     )
-    sgd = None
-    if rule == "sgd":
+    chosen: p.Sgd | p.Other | None = None
+    if rule == "other":
+        chosen = p.Other(draws.pick(OPTIMIZERS))
+    elif rule == "sgd":
         # A schedule counts the updates of the key that has most; the model has one key for that.
-        sgd = _sgd(draws, scheduled=len(keys) == 1)
+        chosen = _sgd(draws, scheduled=len(keys) == 1)
     return p.StorePlan(
         keys=keys,
-        optimizer=sgd,
+        optimizer=chosen,
         adds=rule == "adds",
         update_on=draws.pick(("every_rank", "every_rank", "root", "sharded")),
         root=draws.below(2),
@@ -126,8 +130,9 @@ def _store(draws: Draw, timeout: float) -> p.StorePlan:
 
 def _kinds(draws: Draw, rule: str) -> list[tuple[str, str]]:
     """Draw the dtypes and ops of a store's keys, few, so that keys share buckets."""
-    dtypes = {"none": ("f4", "f8", "i8", "i4"), "sgd": ("f4", "f8"), "adds": ("f8", "i8")}[rule]
-    ops = ("sum", "sum", "sum") if rule == "sgd" else ("sum", "sum", "max", "min")
+    optimized = rule in ("sgd", "other")
+    dtypes = {"none": ("f4", "f8", "i8", "i4"), "adds": ("f8", "i8")}.get(rule, ("f4", "f8"))
+    ops = ("sum",) if optimized else ("sum", "sum", "max", "min")
     kinds = [(draws.pick(dtypes), draws.pick(ops)) for _ in range(draws.pick((1, 1, 2)))]
     if rule != "adds" and draws.chance(0.15):
         kinds.append((draws.pick(("f4", "f8")), "avg"))
@@ -198,6 +203,11 @@ def _push(c: _Context) -> p.Step:
     )
 
 
+def _group(c: _Context) -> p.Step:
+    fails = tuple(range(c.size)) if c.draws.chance(0.1) else ()
+    return p.Group(c.store, c.some(), c.some(), fails, bool(fails))
+
+
 def _overlap(c: _Context) -> p.Step:
     keys, zeros = c.some(), c.draws.chance(0.4)
     without = c.without(keys) if zeros else ()
@@ -231,7 +241,7 @@ KINDS: list[tuple[Callable[[_Context], p.Step], float]] = [
     (_push, 10),
     (lambda c: p.Pull(c.store, c.some(), c.draws.chance(0.5)), 5),
     (lambda c: p.PushPull(c.store, c.some(), c.draws.chance(0.7)), 5),
-    (lambda c: p.Group(c.store, c.some(), c.some()), 3),
+    (_group, 3),
     (_overlap, 5),
     (_uneven, 2),
     (lambda c: p.PushNonFinite(c.store, c.some(), c.rank()), 1),
@@ -248,7 +258,7 @@ KINDS: list[tuple[Callable[[_Context], p.Step], float]] = [
     (lambda c: p.LearningRate(c.store, c.draws.pick((0.5, 0.25, 0.0))), 0.7),
     (_busy, 2),
     (lambda c: p.Create(c.store), 0.5),
-    (lambda c: p.Save(c.store), 0.05),
-    (lambda c: p.Load(c.store), 0.2),
+    (lambda c: p.Save(c.store), 0.08),
+    (lambda c: p.Load(c.store), 0.4),
 ]
 """Kinds of steps, and how frequent each is before a seed's habits."""

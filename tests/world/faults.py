@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from tests.world import plan as p
 from tests.world.draw import Draw
 
+# Each error of a mismatch shows the lines of the calls.
+LINES = "tests/world/"
+
 MISMATCH_SECONDS = 2.0
 LOST_SECONDS = 1.0
 TIMEOUT_SECONDS = 1.0
@@ -88,7 +91,6 @@ class _Place:
         """Return one call of each kind that ranks must make together."""
         store, key = self.store, (self.draws.pick(self.keys),)
         found: list[p.Step] = [
-            p.PushPull(store, key),
             p.Pull(store, key),
             p.Barrier(store),
             p.Wait(store),
@@ -98,11 +100,15 @@ class _Place:
             p.AllGatherObject(store),
             p.Reset(store, key),
             p.Broadcast(store, key),
-            p.Group(store, key, key),
             p.Init(store, (p.KeyPlan("z"),)),
         ]
-        if self.plan.missing == "error":
-            found += [p.Push(store, key), p.Overlap(store, key)]
+        if self.plan.missing == "error":  # else only pulls are compared
+            found += [
+                p.Push(store, key),
+                p.PushPull(store, key),
+                p.Group(store, key, key),
+                p.Overlap(store, key),
+            ]
         return found
 
     def death(self, step: p.Step) -> list[p.Step]:
@@ -137,13 +143,26 @@ def break_program(
 def _inserted(
     program: p.Program, draws: Draw, fault: Fault, steps: list[p.Step], expectation: Expectation
 ) -> tuple[p.Program, Expectation]:
-    """Insert the steps of a fault at a drawn place."""
-    at = draws.below(len(program.steps) + 1)
+    """Insert the steps of a fault at a drawn place, after the last creation of a store.
+
+    Threads that wait in a creation compare no calls yet, as `UNKEPT` tells.
+    """
+    creations = [n for n, step in enumerate(program.steps) if isinstance(step, p.Create)]
+    first = max(creations, default=-1) + 1
+    at = first + draws.below(len(program.steps) + 1 - first)
     broken = replace(program, steps=(*program.steps[:at], *steps, *program.steps[at:]))
     if fault in DEATHS and not any(_needs_all(step, program) for step in broken.steps[at:]):
         expectation = replace(expectation, others=(*expectation.others, ""), some="")
     busy = [step.seconds for step in broken.steps if isinstance(step, p.Busy)]
     return broken, replace(expectation, seconds=expectation.seconds + sum(busy))
+
+
+def verb(step: p.Step) -> str:
+    """Return the name of a step's verb."""
+    return {
+        p.BroadcastObject: "broadcast_object",
+        p.AllGatherObject: "allgather_object",
+    }.get(type(step), type(step).__name__.lower())
 
 
 def _needs_all(step: p.Step, program: p.Program) -> bool:
@@ -166,7 +185,9 @@ def _adds(place: _Place) -> tuple[list[p.Step], Expectation]:
 def _other_verb(place: _Place) -> tuple[list[p.Step], Expectation]:
     one, other = place.draws.shuffled(place.calls())[:2]
     steps = [place.alone(one), place.others(other)]
-    return steps, place.mismatch("another verb", "OrderMismatch")
+    # The player flushes a store with missing="zeros" in front of some calls.
+    words = (LINES,) if place.plan.missing == "zeros" else (verb(one), verb(other), LINES)
+    return steps, place.mismatch("another verb", "OrderMismatch", *words)
 
 
 def _other_order(place: _Place) -> tuple[list[p.Step], Expectation]:
@@ -236,7 +257,7 @@ def _other_options(place: _Place) -> tuple[list[p.Step], Expectation]:
 
 
 def _other_optimizer(place: _Place) -> tuple[list[p.Step], Expectation] | None:
-    if place.plan.optimizer is None:
+    if not isinstance(place.plan.optimizer, p.Sgd):
         return None
     one, other = (p.SetOptimizer(place.store, p.Sgd(rate, 0.5)) for rate in (0.75, 0.625))
     steps = [place.alone(one), place.others(other)]
@@ -245,8 +266,9 @@ def _other_optimizer(place: _Place) -> tuple[list[p.Step], Expectation] | None:
 
 def _other_rate(place: _Place) -> tuple[list[p.Step], Expectation] | None:
     plan = place.plan
-    scheduled = plan.optimizer is None or plan.optimizer.halved_after
-    if scheduled or plan.missing == "zeros" or plan.update_on == "root":
+    if not isinstance(plan.optimizer, p.Sgd) or plan.optimizer.halved_after:
+        return None
+    if plan.missing == "zeros" or plan.update_on == "root":
         return None
     steps = [
         p.SetOptimizer(place.store, p.Sgd(0.5)),
@@ -278,6 +300,30 @@ def _raises(place: _Place) -> tuple[list[p.Step], Expectation]:
         ("RankLost",),
         (f"rank {place.rank}", "OnPurpose"),
         seconds=LOST_SECONDS,
+    )
+
+
+def _raises_inside(place: _Place) -> tuple[list[p.Step], Expectation]:
+    store, keys, fails = place.store, tuple(place.keys), (place.rank,)
+    step = place.draws.pick(
+        [
+            p.Group(store, keys, keys, fails),
+            p.Overlap(store, keys, fails=fails),
+            p.Uneven(store, keys, (1, 2), fails=fails),
+        ]
+    )
+    return [step, p.Barrier(store)], replace(_raises(place)[1], fault="raises inside a block")
+
+
+def _forgets(place: _Place) -> tuple[list[p.Step], Expectation]:
+    step = p.Overlap(place.store, tuple(place.keys), forgets=(place.rank,))
+    return [step, p.Barrier(place.store)], Expectation(
+        "pushes no key in an overlap block",
+        place.rank,
+        ("UsageError",),
+        ("OrderMismatch", "RankLost"),
+        (f"rank {place.rank}",),
+        seconds=MISMATCH_SECONDS,
     )
 
 
@@ -317,7 +363,7 @@ def _timeout(program: p.Program, store: p.StorePlan) -> float:
     return program.timeout if store.timeout is None else store.timeout
 
 
-DEATHS: tuple[Fault, ...] = (_raises, _returns, _sleeps)
+DEATHS: tuple[Fault, ...] = (_raises, _raises_inside, _returns, _sleeps)
 """Faults after which a rank makes no calls, or none in time."""
 
 FAULTS: tuple[Fault, ...] = (
@@ -333,6 +379,7 @@ FAULTS: tuple[Fault, ...] = (
     _other_optimizer,
     _other_rate,
     _crossing,
+    _forgets,
     _slow,
     *DEATHS,
 )

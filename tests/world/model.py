@@ -66,6 +66,8 @@ class Model:
     keys : dict of str to KeyPlan
         The keys that have a value.
     values : dict of str to array
+    rounds : bool
+        Whether values may differ from the store's by roundings.
     sgd : Sgd or None
     rate : float
         The learning rate now.
@@ -79,13 +81,15 @@ class Model:
         self.keys: dict[str, KeyPlan] = {}
         self.values: dict[str, Array] = {}
         self.pending: set[str] = set()
-        self.sgd = plan.optimizer
-        self.rate = plan.optimizer.learning_rate if plan.optimizer else 0.0
+        self.rounds = plan.optimizer is not None
+        self.sgd = plan.optimizer if isinstance(plan.optimizer, Sgd) else None
+        self.rate = self.sgd.learning_rate if self.sgd else 0.0
         self._momenta: dict[str, Array] = {}
         self._counts: dict[str, int] = {}
         self.init(plan.keys)
 
     def init(self, keys: Iterable[KeyPlan]) -> None:
+        """Give keys zeros."""
         for key in keys:
             self.keys[key.key] = key
             self.values[key.key] = np.zeros(key.shape, key.dtype)
@@ -102,9 +106,10 @@ class Model:
         total = combined(given, key.op)
         if key.op == "avg":
             total = total / total.dtype.type(among or self.size)
-        self._fold(key.key, total)
+        self.fold(key.key, total)
 
-    def _fold(self, name: str, total: Array) -> None:
+    def fold(self, name: str, total: Array) -> None:
+        """Update a key by the reduction of a push."""
         if self.sgd is not None:
             self._descend(name, total, self.sgd)
         elif self.plan.adds:
@@ -141,8 +146,8 @@ class Model:
             self._counts = {}
         self.sgd, self.rate = sgd, sgd.learning_rate
 
-    def state(self) -> State:
-        """Return the contents as they are now."""
+    def state(self) -> State | None:
+        """Return the contents as they are now, if they can be restored."""
         return State(dict(self.values), dict(self._momenta), dict(self._counts), self.rate)
 
     def restore(self, state: State) -> None:
@@ -153,7 +158,7 @@ class Model:
     def agrees(self, name: str, found: Array) -> bool:
         """Return whether an array is the value of a key."""
         wanted = self.values[name]
-        if self.sgd is None:
+        if not self.rounds:
             return bool(np.array_equal(found, wanted))
         near = _TOLERANCE[self.keys[name].dtype]
         return found.shape == wanted.shape and bool(

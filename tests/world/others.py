@@ -73,7 +73,8 @@ def save(player: Player, store: Store, step: p.Save) -> None:
     path = player.directory(store)
     store.kv.save(path, step=player.number)
     store.model.pending.clear()
-    store.saved = path, store.model.state()
+    state = store.model.state()
+    store.saved = None if state is None else (path, state)
 
 
 @runs(p.Load)

@@ -51,11 +51,19 @@ class Sgd(Plain):
 
 
 @dataclass(frozen=True, repr=False)
+class Other(Plain):
+    """Another optimizer by its name, which the same optimizer of a store of one rank models."""
+
+    name: str
+    learning_rate: float = 0.125
+
+
+@dataclass(frozen=True, repr=False)
 class StorePlan(Plain):
     """Options of a store, and the keys that it has from the beginning."""
 
     keys: tuple[KeyPlan, ...]
-    optimizer: Sgd | None = None
+    optimizer: Sgd | Other | None = None
     adds: bool = False  # a function as updater, which adds the sum
     update_on: str = "every_rank"
     root: int = 0
@@ -160,10 +168,20 @@ class PushPull(Call):
 
 @dataclass(frozen=True, repr=False)
 class Group(Call):
-    """A group: pushes, then pulls."""
+    """A group: pushes, then pulls.
+
+    Attributes
+    ----------
+    fails : tuple of int
+        Ranks whose program raises `OnPurpose` at the end of the block.
+    caught : bool
+        Whether the program then goes on; the pushes are dropped.
+    """
 
     pushes: tuple[str, ...]
     pulls: tuple[str, ...]
+    fails: tuple[int, ...] = ()
+    caught: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -178,6 +196,10 @@ class Overlap(Call):
         Ranks whose pushes are made by another thread.
     inside : int or None
         A store that makes an allreduce inside the block.
+    forgets : tuple of int
+        Ranks that push no key, although the block does not take that.
+    fails : tuple of int
+        Ranks whose program raises `OnPurpose` at the end of the block.
     """
 
     keys: tuple[str, ...]
@@ -186,15 +208,24 @@ class Overlap(Call):
     turn: int = 0
     threads: tuple[int, ...] = ()
     inside: int | None = None
+    forgets: tuple[int, ...] = ()
+    fails: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
 class Uneven(Call):
-    """An uneven block, in which each rank has its own number of batches."""
+    """An uneven block, in which each rank has its own number of batches.
+
+    Attributes
+    ----------
+    fails : tuple of int
+        Ranks whose program raises `OnPurpose` at the end of the block.
+    """
 
     keys: tuple[str, ...]
     batches: tuple[int, ...]
     pulls: bool = False
+    fails: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)

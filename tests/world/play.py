@@ -8,7 +8,7 @@ from ncclkv import concurrency
 from ncclkv.errors import annotate
 from tests.world import others, plan
 from tests.world.actions import ACTIONS, compare
-from tests.world.player import Ended, OnPurpose, Player
+from tests.world.player import Ended, Player
 
 # Importing these is what fills the table of actions.
 MODULES = (others,)
@@ -75,7 +75,7 @@ def _make(player: Player, step: plan.Step) -> None:
         if player.rank in step.ranks:
             _make(player, step.step)
     elif isinstance(step, plan.Raise):
-        raise OnPurpose(f"rank {player.rank} fails on purpose")
+        player.fail((player.rank,))
     elif isinstance(step, plan.Return):
         raise Ended
 

@@ -13,6 +13,7 @@ import ncclkv
 from ncclkv.comm import world
 from tests.world import plan as p
 from tests.world.model import Array, Model, State
+from tests.world.twin import Twin, optimizer
 
 
 class WrongValue(AssertionError):
@@ -48,19 +49,9 @@ class Store:
         self.saved: tuple[str, State] | None = None
         self.spoilt = False
 
-    def use(self, sgd: p.Sgd) -> None:
+    def use(self, rule: p.Sgd | p.Other) -> None:
         """Set an optimizer."""
-        schedule = None
-        if sgd.halved_after:
-            schedule = ncclkv.optimizer.FactorScheduler(
-                step=sgd.halved_after, factor=0.5, base_lr=sgd.learning_rate
-            )
-        self.optimizer = ncclkv.optimizer.SGD(
-            learning_rate=sgd.learning_rate,
-            momentum=sgd.momentum,
-            wd=sgd.wd,
-            lr_scheduler=schedule,
-        )
+        self.optimizer = descent(rule) if isinstance(rule, p.Sgd) else optimizer(rule)
         self.kv.set_optimizer(self.optimizer)
 
     def flush(self) -> None:
@@ -106,12 +97,20 @@ class Player:
             **options,
         )
         self._stack.enter_context(kv)
-        store = self.stores[number] = Store(kv, Model(plan, self.size))
+        store = self.stores[number] = Store(kv, self._model(plan))
         if plan.optimizer is not None:
             store.use(plan.optimizer)
         elif plan.adds:
             kv.set_updater(_add)
         self.init(store, plan.keys)
+
+    def _model(self, plan: p.StorePlan) -> Model:
+        """Return the model of a new store."""
+        if not isinstance(plan.optimizer, p.Other):
+            return Model(plan, self.size)
+        twin = Twin(plan, self.size)
+        self._stack.callback(twin.close)
+        return twin
 
     def init(self, store: Store, keys: tuple[p.KeyPlan, ...]) -> None:
         """Give keys zeros, in one call for each op."""
@@ -126,6 +125,11 @@ class Player:
         if path is not None:
             self._files.callback(shutil.rmtree, path, ignore_errors=True)
         return str(store.kv.broadcast_object(path))
+
+    def fail(self, ranks: tuple[int, ...]) -> None:
+        """Raise the program's own error on some ranks."""
+        if self.rank in ranks:
+            raise OnPurpose(f"rank {self.rank} fails on purpose")
 
     def compare(self, store: Store, key: str, found: Any) -> None:
         """Fail unless an array is the value of a key."""
@@ -148,6 +152,18 @@ class Player:
 
     def _number(self, store: Store) -> int:
         return next(number for number, each in self.stores.items() if each is store)
+
+
+def descent(sgd: p.Sgd) -> Any:
+    """Return an SGD of these numbers."""
+    schedule = None
+    if sgd.halved_after:
+        schedule = ncclkv.optimizer.FactorScheduler(
+            step=sgd.halved_after, factor=0.5, base_lr=sgd.learning_rate
+        )
+    return ncclkv.optimizer.SGD(
+        learning_rate=sgd.learning_rate, momentum=sgd.momentum, wd=sgd.wd, lr_scheduler=schedule
+    )
 
 
 def _add(key: Any, total: Any, stored: Any) -> None:
