@@ -118,6 +118,9 @@ def suite() -> list[Run]:
         Run("jobs", (*pytest, "--durations=20", "tests/jobs", *_ignored(JOBS_RUN)), 480),
         Run("jobs-run", (*pytest, "--durations=20", *JOBS_RUN), 480),
         Run("threads", (*pytest, "--durations=20", "tests/threads"), 600),
+        # Other seeds in each run, which it prints.
+        Run("worlds", (sys.executable, "-m", "tests.world", "--seconds=60"), 300),
+        Run("worlds-cases", (*pytest, "--durations=20", "tests/world"), 300),
         Run("hosts-work", (*pytest, "--durations=20", *HOSTS_WORK), 600, 2),
         # Without Slurm, or root, this run prints the reason, and tests nothing.
         Run("slurm", (*pytest, "--durations=20", "tests/slurm"), 300, 2),

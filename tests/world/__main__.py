@@ -10,6 +10,9 @@ from tests.world.case import Case, case_of, run
 from tests.world.search import search
 from tests.world.shrink import shrunk
 
+_LINES = 300
+"""Lines of the trace of a case that the search has found."""
+
 _SEEDS = 10**9
 """Seeds from the first one on, if the last one is not given."""
 
@@ -31,13 +34,19 @@ def main() -> int:
     if report.failed is None:
         return 0
     print(f"\nseed {report.failed.seed} fails: {report.complaint}\n", flush=True)
-    return replay(report.failed if given.no_shrink else shrunk(report.failed))
+    return replay(report.failed if given.no_shrink else shrunk(report.failed), _LINES)
 
 
-def replay(case: Case) -> int:
-    """Run a case, print its trace, its program and its complaint, and return the exit code."""
+def replay(case: Case, lines: int = 0) -> int:
+    """Run a case, print its trace, its program and its complaint, and return the exit code.
+
+    The trace is printed whole, or its last lines, where a number is given.
+    """
     finding = run(case, keep_trace=True)
-    print("\n".join(finding.world.trace))
+    trace = finding.world.trace
+    if lines and len(trace) > lines:
+        print(f"... {len(trace) - lines} lines before; all of them: --replay {case.seed}")
+    print("\n".join(trace[-lines:]))
     print(f"\n{case}\n\nSHA-256 of the trace: {finding.world.sha256}")
     print(finding.complaint or "nothing is wrong")
     return 1 if finding.complaint else 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
+from io import StringIO
 from random import Random
 
 from ncclkv.testing import NoProgress, Seeded
@@ -75,8 +77,10 @@ def run(case: Case, *, keep_trace: bool = False) -> Finding:
     """Run a case, and compare its outcome with what is right."""
     world = Seeded(case.seed, keep_trace=keep_trace, habits=case.habits)
     program = case.program
+    # Lines about long waits and skipped pushes would hide the report of the search.
+    silent = nullcontext() if keep_trace else redirect_stderr(StringIO())
     try:
-        with environment(program):
+        with environment(program), silent:
             ended = world.run(program.size, lambda: play(program), program.timeout)
     except NoProgress as error:
         return Finding(str(error), world)
