@@ -50,6 +50,7 @@ __all__ = [
     "shared_step",
     "shared_steps",
     "sleep",
+    "stepped",
     "threads",
     "wall_time",
 ]
@@ -107,6 +108,11 @@ def shared_step(name: str, *, writes: bool = False) -> Callable[[Function], Func
         return function
 
     return note
+
+
+def stepped(function: Function, name: str) -> Function:
+    """Return a function that is a step as `shared_step` marks it, and writes."""
+    return function
 
 
 def chain_excepthook(hook: Callable[[ExceptHookArgs, ExceptHook, bool], object]) -> None:

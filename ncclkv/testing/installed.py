@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, wraps
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from ncclkv import concurrency, env
-from ncclkv.concurrency import SharedStep
+from ncclkv.concurrency import Function, SharedStep
 from ncclkv.kernels.host import compiled
 from ncclkv.testing import primitives
 from ncclkv.testing.habits import OWNERS, Habits
@@ -64,6 +64,7 @@ def _names(threads: Threads) -> dict[str, Any]:
         "sleep": primitives.sleep,
         "sched_yield": primitives.sched_yield,
         "point": primitives.point,
+        "stepped": partial(_stepped, threads.turns, writes=True),
     }
 
 
@@ -76,23 +77,30 @@ def _replace(owner: Any, name: str, value: object) -> Callable[[], object]:
 
 def _wrap(step: SharedStep, turns: Turns) -> Callable[[], object]:
     """Give turns before and after a method; return a function that restores it."""
-    function, name, after = step.function, step.name, f"after {step.name}"
+    function = step.function
+    path, _, method = function.__qualname__.rpartition(".")
+    owner = sys.modules[function.__module__]
+    stepped = _stepped(turns, function, step.name, writes=step.writes)
+    return _replace(attrgetter(path)(owner) if path else owner, method, stepped)
 
-    @functools.wraps(function)
+
+def _stepped(turns: Turns, function: Function, name: str, *, writes: bool) -> Function:
+    """Return a function with turns before and after it."""
+    after = f"after {name}"
+
+    @wraps(function)
     def stepped(*args: Any, **kwargs: Any) -> Any:
         if acting() is None:
             return function(*args, **kwargs)
         turns.point(name)
-        if step.writes:
+        if writes:
             turns.changed()
         compiled.set_clock(turns.now)
         result = function(*args, **kwargs)
         turns.point(after)
         return result
 
-    path, _, method = function.__qualname__.rpartition(".")
-    owner = sys.modules[function.__module__]
-    return _replace(attrgetter(path)(owner) if path else owner, method, stepped)
+    return cast("Function", stepped)
 
 
 def _replace_constant(name: str, value: object) -> list[Callable[[], object]]:

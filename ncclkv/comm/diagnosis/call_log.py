@@ -135,7 +135,9 @@ class CallRing:
 
     def __init__(self, page: memoryview) -> None:
         self._page = page
-        self._append = compiled.append_call if compiled.active else append_call
+        append = compiled.append_call if compiled.active else append_call
+        # The one step in which a call appears: how often its text is written depends on bytecode.
+        self._append = concurrency.stepped(append, "log: append")
         self.count = 0
         self._texts = self._lists = 0
         self._interned: dict[tuple[int, int, int, int], PreparedCall] = {}
@@ -154,13 +156,11 @@ class CallRing:
             self._write_text(code, keys, call.words)
         return call
 
-    @concurrency.shared_step("log: append", writes=True)
     def append(self, call: PreparedCall, digest: int) -> int:
         """Append a call whose text was found or interned just now; return the next digest."""
         self.count = number = self.count + 1
         return self._append(self._page, number, call.text, call.term, digest)
 
-    @concurrency.shared_step("log: repeat", writes=True)
     def repeat(self, call: PreparedCall, digest: int, frame: FrameType) -> int | None:
         """Append a call from the user's `frame` again.
 
@@ -178,7 +178,6 @@ class CallRing:
         self.count = number = self.count + 1
         return self._append(self._page, number, call.text, call.term, digest)
 
-    @concurrency.shared_step("log: intern", writes=True)
     def intern(
         self, code: int, keys: int, text: str, frame: FrameType, items: str = ""
     ) -> PreparedCall:
@@ -209,7 +208,6 @@ class CallRing:
             self._lists += 1
         return call
 
-    @concurrency.shared_step("log: write text", writes=True)
     def _write_text(self, code: int, keys: int, words: bytes) -> None:
         """Write a text to the next row."""
         lo = _TEXTS_FROM + self._texts % _TEXTS * _TEXT.size
