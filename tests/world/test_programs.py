@@ -62,6 +62,21 @@ def test_averages_of_few_ranks_on_several_nodes() -> None:
     assert not verdict(run(program))
 
 
+@pytest.mark.xfail(strict=True, reason="a rank that waits in another store shows no calls")
+def test_a_message_of_another_size_is_explained() -> None:
+    keys = (plan.KeyPlan("a", (1,)),)
+    steps = (
+        plan.Only((1,), plan.Overlap(0, ("a",))),
+        plan.Only((0,), plan.AllGather(0, 4)),
+        plan.Broadcast(1, ("a",)),
+    )
+    stores = plan.StorePlan(keys, update_on="root"), plan.StorePlan(keys)
+    program = plan.Program(2, stores, steps, (("NCCLKV_NODE_MEMORY", "messages"),), 5.0)
+    errors = run(program).errors
+    assert [type(error).__name__ for error in errors.values()] == ["OrderMismatch"] * 2
+    assert all("overlap" in str(error) for error in errors.values())
+
+
 def test_a_wrong_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = np.add.reduce
     program = plan.Program(
