@@ -110,8 +110,9 @@ class Collective:
         ----------
         apply : callable, optional
             ``apply(lo, hi)``, called for each range whose result is complete.  The ranges contain
-            each element once, in any order; a range to an owner is not empty.  The calls are made
-            while this rank launches or waits for any collective.
+            each element once, in any order; a range to an owner is not empty.  `apply` may change
+            its range of the result.  The calls are made while this rank launches or waits for any
+            collective.
         """
         try:
             if callbacks.inside:

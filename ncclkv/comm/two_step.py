@@ -251,11 +251,12 @@ class Sum(NamedTuple):
                 if share is not None:
                     arriving.append((share, wire.receive(self.total[slice(*share)], peer)))
             leaving = [wire.send(own, peer) for peer in wire.peers if to.receives(peer)]
-        self._update(shares[wire.rank])
         for share, message in arriving:
             yield [message]
             self._update(share)
         yield leaving
+        # Last: `apply` may change the sum in place, as an average over fewer ranks does.
+        self._update(shares[wire.rank])
 
     def _update(self, share: Range | None) -> None:
         """Call `apply` with a complete share that has elements."""

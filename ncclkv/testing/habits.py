@@ -19,13 +19,18 @@ from ncclkv.comm.two_step import Limits
 _MILLISECONDS = 10**6
 
 
-def _no_sums(*_: object) -> bool:
-    """Return that C makes no sums: Python makes their steps."""
-    return False
+class _NoSums:
+    """Stands for `compiled.sums`: C makes no sums, and Python makes their steps."""
+
+    def __call__(self, *_: object) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "_NoSums()"
 
 
 CONSTANTS: Sequence[Sequence[dict[str, Any]]] = (
-    ({}, {"sums": _no_sums}),
+    ({}, {"sums": _NoSums()}),
     (
         {},
         {"RINGS": ((16 * 1024, 2), (256 * 1024, 2))},

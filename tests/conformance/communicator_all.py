@@ -20,6 +20,7 @@ IN_ORDER = (
     "sums_have_equal_bits_on_all_ranks",
     "reduce_scatter_in_and_out_of_place",
     "apply_gets_every_element_once_and_ready",
+    "apply_may_change_its_range",
     "works_are_waited_for_in_any_order",
     "a_duplicate_has_separate_messages",
     "reduce_scatter_in_any_memory",

@@ -67,6 +67,23 @@ def apply_gets_every_element_once_and_ready(comm: Communicator) -> None:
 
 
 @case
+def apply_may_change_its_range(comm: Communicator) -> None:
+    for count in (1000, 30_000, PIECE_BYTES // 4 * comm.size + 77):
+        place, sums = current_buffers(), np.zeros(count, F32)
+        buffer, ready = place.put(data(comm.rank, count, F32)), place.put(sums)
+        zeros = place.put(sums)
+
+        def apply(lo: int, hi: int, buffer=buffer, ready=ready, zeros=zeros) -> None:
+            current_buffers().copy(buffer[lo:hi], into=ready[lo:hi])
+            current_buffers().copy(zeros[lo:hi], into=buffer[lo:hi])
+
+        comm.reduction(buffer, buffer).launch(apply).wait()
+        wanted = expected(comm, count, F32, "sum")
+        summed(comm, place.get(ready), wanted, f"rank {comm.rank}: a sum of {count} at apply")
+        assert not place.get(buffer).any()
+
+
+@case
 def works_are_waited_for_in_any_order(comm: Communicator) -> None:
     counts = [5, 60_000, 0, 20_000, 700_000, 1]
     for turn in range(3):

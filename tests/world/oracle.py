@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ncclkv import concurrency
 from ncclkv.comm import world
+from ncclkv.errors import CommError
 from ncclkv.testing import run_ranks
 from tests.world.faults import Expectation
 from tests.world.plan import Program
@@ -69,7 +70,9 @@ def run(program: Program) -> Outcome:
 
 def verdict(outcome: Outcome) -> str:
     """Return the complaint about a valid program, or no text."""
-    lines = [f"rank {rank}: {told(error)}" for rank, error in sorted(outcome.errors.items())]
+    # First the causes: the other ranks lose the ranks that they ended.
+    errors = sorted(outcome.errors.items(), key=lambda each: isinstance(each[1], CommError))
+    lines = [f"rank {rank}: {told(error)}" for rank, error in errors]
     missing = [rank for rank in range(outcome.size) if rank not in outcome.ended]
     lines += [f"rank {rank} has not ended" for rank in missing]
     return "\n".join(lines)

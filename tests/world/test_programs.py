@@ -54,7 +54,6 @@ def test_a_store_of_one_rank_is_named() -> None:
     assert not reverse_verdict(run(program), expected, lost=LOST)
 
 
-@pytest.mark.xfail(strict=True, reason="a rank divides its part of the sum before it is sent on")
 def test_averages_of_few_ranks_on_several_nodes() -> None:
     store = plan.StorePlan((plan.KeyPlan("a", (3000,), op="avg"),))
     steps = (plan.Uneven(0, ("a",), (1, 2, 2)),)

@@ -49,7 +49,7 @@ MUTANTS = (
     Mutant(
         name="bounded-call-without-a-deadline",
         file=WAITING,
-        old="    thread.join(max(0.0, limit - concurrency.monotonic()))\n",
+        old="    thread.join(max(_CALL_CHECK_SECONDS, limit - concurrency.monotonic()))\n",
         new="    thread.join()\n",
         why="a rank that never comes to a creation or an end holds the others for ever",
         tests=(Selection("0", "nccl/test_ctypes_binding.py", "hangs_is_left_behind"),),
