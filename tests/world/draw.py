@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from math import fsum
 from typing import TypeVar
 
 from tests.world import plan as p
@@ -35,7 +36,7 @@ class Draw:
 
     def weighted(self, choices: Sequence[T], weights: Sequence[float]) -> T:
         """Return a choice, each as often as its weight says."""
-        left = self._random() * sum(weights)
+        left = self._random() * fsum(weights)  # `sum` rounds otherwise before Python 3.12
         for choice, weight in zip(choices, weights, strict=True):
             left -= weight
             if left < 0:

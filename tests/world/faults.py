@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import fsum
 
 from tests.world import plan as p
 from tests.world.draw import Draw
@@ -41,6 +42,8 @@ class Expectation:
         A class that at least one of the others must have.
     seconds : float
         Seconds in which every rank must end, if the world takes no time from a rank.
+    later : float
+        Seconds that the rank itself may take beyond these.
     """
 
     fault: str
@@ -51,6 +54,7 @@ class Expectation:
     named: tuple[str, ...] = ("OrderMismatch", "SpecMismatch")
     some: str = ""
     seconds: float = 0.0
+    later: float = 0.0
 
 
 Fault = Callable[["_Place"], "tuple[list[p.Step], Expectation] | None"]
@@ -160,8 +164,8 @@ def _inserted(
     broken = replace(program, steps=(*program.steps[:at], *steps, *program.steps[at:]))
     if fault in DEATHS and not any(_needs_all(step, program) for step in broken.steps[at:]):
         expectation = replace(expectation, others=(*expectation.others, ""), some="")
-    busy = [step.seconds for step in broken.steps if isinstance(step, p.Busy)]
-    return broken, replace(expectation, seconds=expectation.seconds + sum(busy))
+    busy = [step.seconds for step in program.steps if isinstance(step, p.Busy)]
+    return broken, replace(expectation, seconds=expectation.seconds + fsum(busy))
 
 
 def verb(step: p.Step) -> str:
@@ -355,14 +359,15 @@ def _sleeps(place: _Place) -> tuple[list[p.Step], Expectation]:
         ("CommTimeout", "RankLost"),
         (f"rank {place.rank}",),
         some="CommTimeout",
-        seconds=TIMEOUT_SECONDS,  # the rank's own end; its sleep is counted with all others
+        seconds=longest + TIMEOUT_SECONDS,
+        later=0.5 * longest,
     )
 
 
 def _slow(place: _Place) -> tuple[list[p.Step], Expectation]:
     shortest = min(_timeout(place.program, each) for each in place.program.stores)
     return [p.Busy(place.rank, 0.5 * shortest)], Expectation(
-        "is slow", place.rank, ("",), ("",), seconds=TIMEOUT_SECONDS
+        "is slow", place.rank, ("",), ("",), seconds=0.5 * shortest + TIMEOUT_SECONDS
     )
 
 

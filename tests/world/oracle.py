@@ -98,7 +98,7 @@ def reverse_verdict(outcome: Outcome, expected: Expectation, lost: float = 0.0) 
         elif error is not None and (not own or name in expected.named):
             missing = [word for word in expected.words if word not in str(error)]
             lines += [f"rank {rank}: no {word!r} in the text: {error}" for word in missing]
-        if outcome.ended[rank] > expected.seconds + lost:
+        if outcome.ended[rank] > expected.seconds + lost + (expected.later if own else 0.0):
             lines.append(f"rank {rank} ended after {outcome.ended[rank]:.1f} s: {told(error)}")
     others = [type(e).__name__ for rank, e in outcome.errors.items() if rank != expected.rank]
     if expected.some and expected.some not in others:

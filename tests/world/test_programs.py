@@ -98,6 +98,23 @@ def test_a_fault_without_an_error_is_found(fault: Fault) -> None:
     assert "has the wrong end: no error" in complaint
 
 
+def test_draws_are_the_same_on_every_python() -> None:
+    draws = Draw("pinned")
+    assert (draws.below(1000), draws.chance(0.5), draws.pick("abcdef")) == (362, False, "d")
+    assert draws.shuffled([1, 2, 3, 4]) == [4, 3, 2, 1]
+    assert draws.some("abcd") == ("b", "d")
+    choices = [draws.weighted("abcdefghij", [0.1] * 10) for _ in range(8)]
+    assert "".join(choices) == "acfcbibj"
+    assert draws.number(3.0) == 0.491383065498169
+
+
+def test_seconds_are_the_same_on_every_python() -> None:
+    store = plan.StorePlan((plan.KeyPlan("a"),))
+    program = plan.Program(2, (store,), (plan.Busy(0, 0.1),) * 1000)  # 99.99... before 3.12
+    _, expected = break_program(program, Draw(0), [FAULTS[0]])
+    assert expected.seconds == faults.MISMATCH_SECONDS + 100.0
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_program_printed_is_its_source(seed: int) -> None:
     program = draw(seed, 2, 20)
