@@ -125,11 +125,11 @@ class _Place:
         """Return the expectation of one error on every rank, with words that tell the calls.
 
         Between nodes a rank that waits in another store shows no calls yet: the error may have
-        sizes alone.
+        sizes alone, or the rank that differs from this rank.
         """
         silent = self.program.environment and len(self.program.stores) > 1
-        told = () if silent and error == "OrderMismatch" else words
-        named = f"rank {self.rank}", *told
+        told = f"rank {self.rank}", *words
+        named = () if silent and error == "OrderMismatch" else told
         return Expectation(fault, self.rank, (error,), (error,), named, seconds=MISMATCH_SECONDS)
 
     def shifted(self, fault: str, *calls: p.Step) -> Expectation:
