@@ -125,12 +125,23 @@ class _Place:
         """Return the expectation of one error on every rank, with words that tell the calls.
 
         Between nodes a rank that waits in another store shows no calls yet: the error may have
-        sizes alone.
+        sizes alone, or the rank that differs from this rank.
         """
         silent = self.program.environment and len(self.program.stores) > 1
-        told = () if silent and error == "OrderMismatch" else words
-        named = f"rank {self.rank}", *told
+        told = f"rank {self.rank}", *words
+        named = () if silent and error == "OrderMismatch" else told
         return Expectation(fault, self.rank, (error,), (error,), named, seconds=MISMATCH_SECONDS)
+
+    def shifted(self, fault: str, *calls: p.Step) -> Expectation:
+        """Return the expectation of calls that meet other calls of the program.
+
+        Values are agreed on before calls are compared, if both calls give keys values.
+        """
+        found = self.mismatch(fault, "OrderMismatch")
+        if any(isinstance(call, (p.Init, p.Reset, p.Broadcast)) for call in calls):
+            both = "OrderMismatch", "SpecMismatch"
+            found = replace(found, own=both, others=both)
+        return found
 
 
 def break_program(
@@ -185,12 +196,12 @@ def _needs_all(step: p.Step, program: p.Program) -> bool:
 
 def _omits(place: _Place) -> tuple[list[p.Step], Expectation]:
     call = place.draws.pick(place.calls())
-    return [place.others(call)], place.mismatch("omits a call", "OrderMismatch")
+    return [place.others(call)], place.shifted("omits a call", call)
 
 
 def _adds(place: _Place) -> tuple[list[p.Step], Expectation]:
     call = place.draws.pick(place.calls())
-    return [place.alone(call)], place.mismatch("makes a further call", "OrderMismatch")
+    return [place.alone(call)], place.shifted("makes a further call", call)
 
 
 def _other_verb(place: _Place) -> tuple[list[p.Step], Expectation]:
@@ -204,7 +215,7 @@ def _other_verb(place: _Place) -> tuple[list[p.Step], Expectation]:
 def _other_order(place: _Place) -> tuple[list[p.Step], Expectation]:
     one, other = place.draws.shuffled(place.calls())[:2]
     steps = [place.alone(one), place.alone(other), place.others(other), place.others(one)]
-    return steps, place.mismatch("another order", "OrderMismatch")
+    return steps, place.shifted("another order", one, other)
 
 
 def _other_priority(place: _Place) -> tuple[list[p.Step], Expectation] | None:
