@@ -219,10 +219,7 @@ def _overlap(c: _Context) -> p.Step:
 
 def _uneven(c: _Context) -> p.Step:
     batches = tuple(c.draws.below(4) for _ in range(c.size))
-    averages = {key.key for key in c.plan.keys if key.op == "avg"}
-    # Averages of few ranks of several nodes are wrong in the store: an own division in place.
-    keys = tuple(key for key in c.some() if key not in averages)
-    return p.Uneven(c.store, keys, batches, c.draws.chance(0.5))
+    return p.Uneven(c.store, c.some(), batches, c.draws.chance(0.5))
 
 
 def _allreduce(c: _Context) -> p.Step:
@@ -256,7 +253,7 @@ KINDS: list[tuple[Callable[[_Context], p.Step], float]] = [
     (lambda c: p.BroadcastObject(c.store, c.rank()), 0.7),
     (lambda c: p.AllGatherObject(c.store), 0.7),
     (lambda c: p.SetOptimizer(c.store, _sgd(c.draws)), 0.7),
-    (lambda c: p.LearningRate(c.store, c.draws.pick((0.5, 0.25, 0.0))), 0.7),
+    (lambda c: p.LearningRate(c.store, c.draws.pick((0.5, 0.25, 0.0))), 2),
     (_busy, 2),
     (lambda c: p.Create(c.store), 0.5),
     (lambda c: p.Save(c.store), 0.08),

@@ -165,13 +165,8 @@ def break_program(
 def _inserted(
     program: p.Program, draws: Draw, fault: Fault, steps: list[p.Step], expectation: Expectation
 ) -> tuple[p.Program, Expectation]:
-    """Insert the steps of a fault at a drawn place, after the last creation of a store.
-
-    Threads that wait in a creation compare no calls yet, as `UNKEPT` tells.
-    """
-    creations = [n for n, step in enumerate(program.steps) if isinstance(step, p.Create)]
-    first = max(creations, default=-1) + 1
-    at = first + draws.below(len(program.steps) + 1 - first)
+    """Insert the steps of a fault at a drawn place."""
+    at = draws.below(len(program.steps) + 1)
     broken = replace(program, steps=(*program.steps[:at], *steps, *program.steps[at:]))
     if fault in DEATHS and not any(_needs_all(step, program) for step in broken.steps[at:]):
         expectation = replace(expectation, others=(*expectation.others, ""), some="")
@@ -399,6 +394,7 @@ FAULTS: tuple[Fault, ...] = (
     _other_arguments,
     _other_spec,
     _other_options,
+    _other_store,
     _other_optimizer,
     _other_rate,
     _crossing,
@@ -406,6 +402,3 @@ FAULTS: tuple[Fault, ...] = (
     _slow,
     *DEATHS,
 )
-
-UNKEPT: tuple[Fault, ...] = (_other_store,)
-"""Faults that are promised to be named, and are not on ranks that are threads."""

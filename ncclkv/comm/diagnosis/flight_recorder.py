@@ -70,12 +70,16 @@ class FlightRecorder:
         self._rank = rank
         self._pages = {each: page.data for each, page in pages.items()}
         self._own = self._pages[rank]
-        host = socket.gethostname().encode(errors="replace")[:64]
-        identity = os.getpid(), namespace(), concurrency.get_ident(), stacks.signal_here(), host
-        _HEAD.pack_into(self._own, 0, 0, *identity)
+        self.identify()
         self.log = CallRing(self._own[_LOG_FROM:NBYTES])
 
     # This rank
+
+    def identify(self) -> None:
+        """Show this process and the calling thread as those of this rank."""
+        host = socket.gethostname().encode(errors="replace")[:64]
+        identity = os.getpid(), namespace(), concurrency.get_ident(), stacks.signal_here(), host
+        _HEAD.pack_into(self._own, 0, 0, *identity)
 
     @concurrency.shared_step("page: record other wait", writes=True)
     def record_other_wait(

@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from sys import _getframe
 from typing import Any
 from weakref import WeakSet
 
@@ -15,6 +16,7 @@ import numpy as np
 from ncclkv import concurrency, env
 from ncclkv.comm.base import Communicator, left
 from ncclkv.comm.buffers import allocate
+from ncclkv.comm.diagnosis.call_log import call_site
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.comm.messages.progress import forget_thread, progress_engines
@@ -301,7 +303,7 @@ class ThreadTransport(Transport):
 class _Current(concurrency.local):
     """The communicator of the rank that this thread is."""
 
-    communicator: Communicator | None = None
+    communicator: HostCommunicator | None = None
 
 
 _current = _Current()
@@ -348,10 +350,11 @@ def leave(communicator: HostCommunicator) -> None:
     communicator.calls.transport.leave("its function returned without closing the store")
 
 
-def become(communicator: Communicator) -> None:
+def become(communicator: HostCommunicator) -> None:
     """Make this thread a rank, to its end."""
     forget_thread(concurrency.get_ident())  # the stores of an ended rank may not have been closed
     _current.communicator = communicator
+    communicator.calls.recorder.identify()
     _rank_threads.add(concurrency.current_thread())
 
 
@@ -394,4 +397,12 @@ def world(timeout: float | None = None) -> Communicator:
     refuse_other_threads()
     if _current.communicator is None:
         return SoloCommunicator(env.timeout(timeout))
+    _record_creation(_current.communicator)
     return _current.communicator.duplicate(timeout)
+
+
+def _record_creation(communicator: HostCommunicator) -> None:
+    """Record a creation as a call of the group, so that ranks which wait elsewhere are found."""
+    log, frame = communicator.calls.recorder.log, _getframe()
+    text = f"create() at {call_site(frame)}"
+    log.append(log.find(0, 0, frame) or log.intern(0, 0, text, frame), 0)

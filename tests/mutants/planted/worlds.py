@@ -11,9 +11,9 @@ STAGING = "ncclkv/comm/shm/staging.py"
 THREADS = "ncclkv/comm/host/threads.py"
 
 
-def _seed(number: int) -> tuple[Selection, ...]:
-    """Return the test of a seed."""
-    return (Selection("0", "world/test_seeds.py", f"[{number}]"),)
+def _found_by(name: str) -> tuple[Selection, ...]:
+    """Return the test of the seed that is kept for a fault."""
+    return (Selection("0", "world/test_seeds.py", name),)
 
 
 MUTANTS = (
@@ -34,7 +34,7 @@ MUTANTS = (
         if other.age < 0.5 and {mine.name, EVERYONE}.intersection(other.names):
 """,
         why="a rank that lost its processor between two steps of a wait ends a valid program",
-        tests=_seed(0),
+        tests=_found_by("a_crossing_proven_by_times"),
     ),
     Mutant(
         name="a-launch-after-the-record-of-its-block",
@@ -46,7 +46,7 @@ MUTANTS = (
                 block.launch_rest()
 """,
         why="ranks launch one bucket with different digests: a valid program ends",
-        tests=_seed(0),
+        tests=_found_by("a_launch_after_the_record_of_its_block"),
     ),
     Mutant(
         name="a-lost-wake-up",
@@ -54,7 +54,7 @@ MUTANTS = (
         old="                changes.happened.wait(_PAUSE_SECONDS)\n            self._seen",
         new="                changes.happened.wait()\n            self._seen",
         why="a rank sleeps for ever after a change that it has not seen",
-        tests=_seed(0),
+        tests=_found_by("a_lost_wake_up"),
     ),
     Mutant(
         name="a-flag-before-its-data",
@@ -68,7 +68,7 @@ MUTANTS = (
             copies[small.node.index][...] = self._send
 """,
         why="a small sum adds what a neighbour's memory held before",
-        tests=_seed(0),
+        tests=_found_by("a_flag_before_its_data"),
     ),
     Mutant(
         name="a-chunk-published-before-it-is-copied",
@@ -82,7 +82,7 @@ MUTANTS = (
                 self._staged(node.index, chunk)[:] = self._send[start : chunk.stop]
 """,
         why="a long sum adds what a neighbour's memory held before",
-        tests=_seed(0),
+        tests=_found_by("a_chunk_published_before_it_is_copied"),
     ),
     Mutant(
         name="a-slot-used-again-too-early",
@@ -90,7 +90,7 @@ MUTANTS = (
         old="        return position, previous\n",
         new="        return position, None\n",
         why="a rank overwrites an array that a neighbour still reads",
-        tests=_seed(0),
+        tests=_found_by("a_slot_used_again_too_early"),
     ),
     Mutant(
         name="a-half-used-again-too-early",
@@ -98,7 +98,7 @@ MUTANTS = (
         old="        yield [] if previous is None else previous.unfinished()\n",
         new="",
         why="a rank overwrites a chunk that a neighbour still reads",
-        tests=_seed(0),
+        tests=_found_by("a_half_used_again_too_early"),
     ),
     Mutant(
         name="a-mapped-array-given-back-too-early",
@@ -108,7 +108,7 @@ MUTANTS = (
 """,
         new="",
         why="the program overwrites an array that a neighbour still reads",
-        tests=_seed(0),
+        tests=_found_by("a_mapped_array_given_back_too_early"),
     ),
     Mutant(
         name="sums-given-back-before-the-neighbours-have-written",
@@ -116,7 +116,7 @@ MUTANTS = (
         old="        if plan.receives is not None and not slot.all_reached(DONE):\n",
         new="        if plan.receives is None and not slot.all_reached(DONE):\n",
         why="a pull returns a sum of which a part is still missing",
-        tests=_seed(0),
+        tests=_found_by("sums_given_back_before_the_neighbours_have_written"),
     ),
     Mutant(
         name="a-stale-number-of-an-update",
@@ -124,7 +124,7 @@ MUTANTS = (
         old="            changed = compares and state.step != step\n",
         new="            changed = False\n",
         why="gradients that were pushed under one learning rate are applied under the next",
-        tests=_seed(0),
+        tests=_found_by("a_stale_number_of_an_update"),
     ),
     Mutant(
         name="a-launch-outside-the-order",
@@ -138,15 +138,20 @@ MUTANTS = (
             self._launched += 1
 """,
         why="ranks launch buckets in different orders",
-        tests=_seed(0),
+        tests=_found_by("a_launch_outside_the_order"),
     ),
     Mutant(
         name="a-residue-of-an-exception",
         file="ncclkv/engine/flush_agreement.py",
-        old="            self._updates.rule.counts_set()  # the dropped pushes are no updates\n",
-        new="",
-        why="the schedule counts updates that were dropped",
-        tests=_seed(0),
+        old="""                state.pushed.clear()
+                state.filled.clear()
+            self._updates.rule.counts_set()  # the dropped pushes are no updates
+""",
+        new="""                state.filled.clear()
+            self._updates.rule.counts_set()  # the dropped pushes are no updates
+""",
+        why="pushes that NonFinite has dropped are reduced by the next flush",
+        tests=_found_by("a_residue_of_an_exception"),
     ),
     Mutant(
         name="no-second-look-at-a-lost-rank",
@@ -154,7 +159,7 @@ MUTANTS = (
         old="        progress.advance()  # messages that a rank sent before it left still count\n",
         new="",
         why="a rank that has sent all that was needed, and left, ends the others",
-        tests=_seed(0),
+        tests=_found_by("no_second_look_at_a_lost_rank"),
     ),
     Mutant(
         name="messages-in-another-order",
@@ -162,6 +167,6 @@ MUTANTS = (
         old="                self._copy(box.popleft())\n",
         new="                self._copy(box.pop())\n",
         why="a receiver takes a later message for an earlier one",
-        tests=_seed(0),
+        tests=_found_by("messages_in_another_order"),
     ),
 )
