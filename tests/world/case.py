@@ -87,7 +87,7 @@ def run(case: Case, *, keep_trace: bool = False) -> Finding:
     outcome = Outcome(program.size, ended.seconds, ended.errors)
     if case.expectation is None:
         return Finding(verdict(outcome), world)
-    return Finding(reverse_verdict(outcome, case.expectation, world.lost + SLACK), world)
+    return Finding(reverse_verdict(outcome, case.expectation, world.lost, SLACK), world)
 
 
 def calmer(habits: Habits) -> list[Habits]:

@@ -122,15 +122,9 @@ class _Place:
         return [end, p.Barrier(self.store)] if self.draws.chance(0.7) else [end]
 
     def mismatch(self, fault: str, error: str, *words: str) -> Expectation:
-        """Return the expectation of one error on every rank, with words that tell the calls.
-
-        Between nodes a rank that waits in another store shows no calls yet: the error may have
-        sizes alone, or the rank that differs from this rank.
-        """
-        silent = self.program.environment and len(self.program.stores) > 1
+        """Return the expectation of one error on every rank, with words that tell the calls."""
         told = f"rank {self.rank}", *words
-        named = () if silent and error == "OrderMismatch" else told
-        return Expectation(fault, self.rank, (error,), (error,), named, seconds=MISMATCH_SECONDS)
+        return Expectation(fault, self.rank, (error,), (error,), told, seconds=MISMATCH_SECONDS)
 
     def shifted(self, fault: str, *calls: p.Step) -> Expectation:
         """Return the expectation of calls that meet other calls of the program.
@@ -235,7 +229,9 @@ def _other_key(place: _Place) -> tuple[list[p.Step], Expectation] | None:
     steps = [place.alone(kind(place.store, (one,))), place.others(kind(place.store, (other,)))]
     # The ranks agree on new values before any call is compared.
     error = "SpecMismatch" if kind in (p.Reset, p.Broadcast) else "OrderMismatch"
-    return steps, place.mismatch("another key", error, repr(one), repr(other))
+    # A player that has pushes in flight of one of the keys waits before its call.
+    words = () if place.plan.missing == "zeros" else (repr(one), repr(other))
+    return steps, place.mismatch("another key", error, *words)
 
 
 def _other_arguments(place: _Place) -> tuple[list[p.Step], Expectation]:

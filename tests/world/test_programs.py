@@ -55,7 +55,6 @@ def test_averages_of_few_ranks_on_several_nodes() -> None:
     assert not verdict(run(program))
 
 
-@pytest.mark.xfail(strict=True, reason="a rank that waits in another store shows no calls")
 def test_a_message_of_another_size_is_explained() -> None:
     keys = (plan.KeyPlan("a", (1,)),)
     steps = (

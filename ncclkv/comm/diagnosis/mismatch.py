@@ -270,6 +270,8 @@ class CallComparison:
         if not self.recorder.log.count:
             return OrderMismatch(self._named(error))
         self.notify("")
+        # A rank that waits in another store makes no report of its own accord.
+        self.request_reports(self.peers)
         for _ in Backoff(_PATIENCE, self.transport.pause):
             self.transport.left_ranks()
             found = self.compare_pages() or self.compare_reports()
