@@ -1164,7 +1164,8 @@ are ints, such as 3; use one kind
     def close(self) -> None:
         """Flush all pushes, wait for all ranks, and free the store's memory; collective.
 
-        A second call does nothing.  After a failure has broken the store, close does not wait.
+        A second call does nothing.  After a failure has broken the store, close does not wait.  A
+        rank that has left before, without another call that needs it, is not waited for.
         """
         self._waiting.close_store()
 
