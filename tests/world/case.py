@@ -8,7 +8,9 @@ from io import StringIO
 from random import Random
 
 from ncclkv.testing import NoProgress, Seeded
+from ncclkv.testing.faults import Fault
 from ncclkv.testing.habits import Habits, draw_habits
+from tests.world.accidents import accident_verdict, draw_accident
 from tests.world.draw import Draw, draw
 from tests.world.faults import Expectation, break_program
 from tests.world.oracle import Outcome, environment, reverse_verdict, verdict
@@ -21,6 +23,9 @@ SIZES = ((2, 4), (2, 5), (2, 6), (2, 7), (2, 8), (2, 6), (3, 6), (3, 8), (4, 8),
 
 BROKEN = 0.3
 """The part of the seeds whose programs are broken on purpose."""
+
+ACCIDENTS = 0.2
+"""The part of the valid programs to which something happens."""
 
 SLACK = 5.0
 """Seconds in which ranks notice an error, after the time that the world took from them."""
@@ -38,12 +43,15 @@ class Case:
     habits : Habits
     expectation : Expectation or None
         The errors of a program that is broken on purpose.
+    accident : Fault or None
+        A fault of the world that happens to a valid program.
     """
 
     seed: int
     program: Program
     habits: Habits
     expectation: Expectation | None = None
+    accident: Fault | None = None
 
 
 @dataclass(frozen=True)
@@ -67,15 +75,18 @@ def case_of(seed: int) -> Case:
     # The program has variables of its own.
     habits = replace(draw_habits(Random(seed)), variables={})
     program, expectation = draw(seed, size, calls), None
-    faults = Draw(f"fault {seed}")
+    faults, accident = Draw(f"fault {seed}"), None
     if faults.chance(BROKEN):
         program, expectation = break_program(program, faults)
-    return Case(seed, program, habits, expectation)
+    elif faults.chance(ACCIDENTS):
+        accident = draw_accident(faults, size, program.timeout)
+    return Case(seed, program, habits, expectation, accident)
 
 
 def run(case: Case, *, keep_trace: bool = False) -> Finding:
     """Run a case, and compare its outcome with what is right."""
-    world = Seeded(case.seed, keep_trace=keep_trace, habits=case.habits)
+    faults = [] if case.accident is None else [case.accident]
+    world = Seeded(case.seed, keep_trace=keep_trace, habits=case.habits, faults=faults)
     program = case.program
     # Lines about long waits and skipped pushes would hide the report of the search.
     silent = nullcontext() if keep_trace else redirect_stderr(StringIO())
@@ -85,9 +96,13 @@ def run(case: Case, *, keep_trace: bool = False) -> Finding:
     except NoProgress as error:
         return Finding(str(error), world)
     outcome = Outcome(program.size, ended.seconds, ended.errors)
-    if case.expectation is None:
-        return Finding(verdict(outcome), world)
-    return Finding(reverse_verdict(outcome, case.expectation, world.lost, SLACK), world)
+    if case.expectation is not None:
+        complaint = reverse_verdict(outcome, case.expectation, world.lost, SLACK)
+    elif case.accident is not None:
+        complaint = accident_verdict(outcome, case.accident, program.timeout, world.lost, SLACK)
+    else:
+        complaint = verdict(outcome)
+    return Finding(complaint, world)
 
 
 def calmer(habits: Habits) -> list[Habits]:
