@@ -53,6 +53,7 @@ from ncclkv.comm.diagnosis.reports import (
     Report,
     describe_last_call,
     first_difference,
+    format_ranks,
 )
 from ncclkv.comm.roster import Roster
 from ncclkv.comm.transport import Transport
@@ -245,7 +246,7 @@ class CallComparison:
         return (
             f"the ranks differ in call {mine.number} of this store: {calls}"
             f"{self._describe_keys(both) or _describe_items(both)}; make the same calls in the "
-            f"same order on all ranks{f' ({FEWER_BATCHES})' * closed}"
+            f"same order on all ranks{f' ({FEWER_BATCHES})' * closed}{_describe_early_end(both)}"
         )
 
     def _describe_keys(self, both: Sequence[tuple[int, RecordedCall]]) -> str:
@@ -338,6 +339,14 @@ class CallComparison:
         if process is not None:
             return process.state()
         return self._reports[rank][0].state if rank in self._reports else ""
+
+
+def _describe_early_end(both: Sequence[tuple[int, RecordedCall]]) -> str:
+    """Describe where to look if an exception has ended the block of a rank."""
+    early = [rank for rank, call in both if call.text.startswith("early end ")]
+    if not early:
+        return ""
+    return f" (an exception has ended the block of {format_ranks(early)}: look at the error there)"
 
 
 def _describe_items(both: Sequence[tuple[int, RecordedCall]]) -> str:

@@ -278,3 +278,15 @@ def test_a_rank_behind_names_both_calls_of_the_ranks_ahead(monkeypatch: pytest.M
         "rank 0 of 4: the digests differ; after the same calls rank 1 called call 2 at train.py:2, "
         "rank 2 called call 3 at train.py:3"
     )
+
+
+def test_the_end_of_a_block_by_an_exception_names_where_to_look() -> None:
+    first, second = ranks(2)
+    note(first, 1, text="end of an overlap('a')")
+    note(second, 2, text="early end of an overlap('a')")
+    second.notify("")
+    first.transport.left_ranks()
+    assert str(first.compare_reports()).endswith(
+        "; make the same calls in the same order on all ranks (an exception has ended the block of "
+        "rank 1: look at the error there)"
+    )
