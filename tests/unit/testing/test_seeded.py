@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.testing import Seeded, run_ranks
+from ncclkv import concurrency
+from ncclkv.testing import Seeded, run_ranks, sleep, start_thread
 from tests.harness.source import ROOT
 
 PROGRAM = """
 import numpy as np, ncclkv
-from ncclkv.testing import Seeded, run_ranks
+from ncclkv import concurrency
+from ncclkv.testing import Seeded, run_ranks, sleep, start_thread
 
 def body():
     with ncclkv.create("dist") as a, ncclkv.create("dist") as b:
@@ -90,3 +92,37 @@ def test_the_error_of_a_rank_names_the_seed() -> None:
         run_ranks(2, body, world=Seeded(9))
     notes = " ".join(getattr(caught.value, "__notes__", [str(caught.value)]))
     assert re.search(r"in the world of seed 9, after \d+\.\d{6} s", notes)
+
+
+def handed_on() -> list[int]:
+    """Hand numbers from thread to thread, by nothing but locks, conditions and clocks."""
+    ready, queue, taken = concurrency.Condition(), list[int](), list[int]()
+
+    def take() -> None:
+        for _ in range(5):
+            with ready:
+                ready.wait_for(lambda: bool(queue), 1.0)
+                taken.append(queue.pop(0) if queue else -1)
+
+    thread = start_thread(take)
+    for number in range(5):
+        sleep(0.4 * number)
+        with ready:
+            queue.append(number)
+            ready.notify()
+    thread.join()
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("seed", "digest"),
+    [
+        (1, "faed9769440d2a1194c497af37defd0debc063c0035d23e8e5aece1ead7dc847"),
+        (2, "22fcd167656e135b3cd94f68e7b8df91de7d63a3212053f9dddc125dc3a88430"),
+        (3, "554ff7df4195b7e0d809f864a0d5b2a13e39dfa84c08455d37beb0b8cf9282c2"),
+    ],
+)
+def test_a_trace_is_the_same_on_every_python(seed: int, digest: str) -> None:
+    world = Seeded(seed)
+    run_ranks(2, handed_on, world=world)
+    assert world.sha256 == digest
