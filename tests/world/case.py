@@ -27,6 +27,9 @@ BROKEN = 0.3
 ACCIDENTS = 0.2
 """The part of the valid programs to which something happens."""
 
+TIMEOUT, LONG_TIMEOUT = 60.0, 300.0
+"""Seconds that ranks wait for each other: less where some wait in vain, since that takes points."""
+
 SLACK = 5.0
 """Seconds in which ranks notice an error, after the time that the world took from them."""
 
@@ -74,11 +77,12 @@ def case_of(seed: int) -> Case:
     size, calls = Draw(f"case {seed}").pick(SIZES)
     # The program has variables of its own.
     habits = replace(draw_habits(Random(seed)), variables={})
-    program, expectation = draw(seed, size, calls), None
-    faults, accident = Draw(f"fault {seed}"), None
-    if faults.chance(BROKEN):
+    faults, expectation, accident = Draw(f"fault {seed}"), None, None
+    broken, hit = faults.chance(BROKEN), faults.chance(ACCIDENTS)
+    program = draw(seed, size, calls, timeout=TIMEOUT if broken or hit else LONG_TIMEOUT)
+    if broken:
         program, expectation = break_program(program, faults)
-    elif faults.chance(ACCIDENTS):
+    elif hit:
         accident = draw_accident(faults, size, program.timeout)
     return Case(seed, program, habits, expectation, accident)
 
