@@ -40,7 +40,7 @@ CONSTANTS: Sequence[Sequence[dict[str, Any]]] = (
             "_COPIES": Limits(1024, 1024),
         },
     ),
-    ({}, {"HALF_BYTES": 1024}),
+    ({}, {"HALF_BYTES": 8192}),
     ({}, {"_EAGER_BYTES": 0}, {"_EAGER_BYTES": 64}),
     ({}, {"SHORT_BYTES": 64}),
     ({}, {"_FIRST_POLLS": 0}, {"_FIRST_POLLS": 1}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ncclkv.errors import CommTimeout, KVStoreError, RankLost
 from ncclkv.testing.faults import Fault, LoseMessages, Raise, Stop
 from tests.world.draw import Draw
-from tests.world.oracle import Outcome, told
+from tests.world.oracle import Outcome, says, told
 
 _POINTS = 1500
 """The last point of a rank that an accident may have; most programs have more."""
@@ -59,4 +59,4 @@ def _is_named(error: BaseException, rank: int, accident: Fault) -> bool:
     """Return whether the error of another rank names the one that has the accident."""
     if isinstance(accident, LoseMessages) or rank == accident.rank:
         return True
-    return f"rank {accident.rank}" in str(error)
+    return says(error, f"rank {accident.rank}")

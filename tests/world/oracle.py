@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -105,7 +106,7 @@ def reverse_verdict(
         if name not in (expected.own if own else expected.others):
             lines.append(f"rank {rank} has the wrong end: {told(error)}")
         elif error is not None and (not own or name in expected.named):
-            missing = [word for word in words if word not in str(error)]
+            missing = [word for word in words if not says(error, word)]
             lines += [f"rank {rank}: no {word!r} in the text: {error}" for word in missing]
         seconds = expected.seconds + lost + slack + (expected.later if own else 0.0)
         if outcome.ended[rank] > seconds:
@@ -114,6 +115,14 @@ def reverse_verdict(
     if expected.some and expected.some not in others:
         lines.append(f"no rank has {expected.some}")
     return "\n".join([f"{expected.fault}, rank {expected.rank}", *lines]) if lines else ""
+
+
+def says(error: BaseException, word: str) -> bool:
+    """Return whether the text of an error has a word; ``rank 1`` may stand in ``ranks 0, 1``."""
+    rank = re.fullmatch(r"rank (\d+)", word)
+    if rank is None:
+        return word in str(error)
+    return re.search(rf"\branks? (\d+, )*{rank[1]}\b", str(error)) is not None
 
 
 def told(error: BaseException | None) -> str:
