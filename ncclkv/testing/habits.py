@@ -30,7 +30,7 @@ class _NoSums:
 
 
 CONSTANTS: Sequence[Sequence[dict[str, Any]]] = (
-    ({}, {"sums": _NoSums()}),
+    ({}, {"sums": _NoSums()}, {"sums": _NoSums(), "RING": 4}),  # C has the ring's size, too
     (
         {},
         {"RINGS": ((16 * 1024, 2), (256 * 1024, 2))},
@@ -50,6 +50,7 @@ CONSTANTS: Sequence[Sequence[dict[str, Any]]] = (
 
 OWNERS = {
     "sums": "ncclkv.kernels.host.compiled",
+    "RING": "ncclkv.comm.shm.sequence",
     "RINGS": "ncclkv.comm.shm.staging",
     "INLINE_BYTES": "ncclkv.comm.shm.staging",
     "HALF_BYTES": "ncclkv.comm.shm.staging",

@@ -6,7 +6,6 @@ from tests.mutants.mutant import Mutant, Selection
 
 ALLREDUCE = "ncclkv/comm/shm/allreduce.py"
 CROSSING = "ncclkv/comm/diagnosis/crossing.py"
-HANG = "ncclkv/comm/diagnosis/hang.py"
 STAGING = "ncclkv/comm/shm/staging.py"
 THREADS = "ncclkv/comm/host/threads.py"
 
@@ -119,12 +118,12 @@ MUTANTS = (
         tests=_found_by("sums_given_back_before_the_neighbours_have_written"),
     ),
     Mutant(
-        name="a-stale-number-of-an-update",
-        file="ncclkv/engine/engine.py",
-        old="            changed = compares and state.step != step\n",
-        new="            changed = False\n",
-        why="gradients that were pushed under one learning rate are applied under the next",
-        tests=_found_by("a_stale_number_of_an_update"),
+        name="a-stale-number-of-a-collective",
+        file="ncclkv/comm/shm/sequence.py",
+        old="        index, value = self._index, self._base + phase\n        for _, flags",
+        new="        index, value = self._index, phase\n        for _, flags",
+        why="the flag of an earlier collective counts for a later one",
+        tests=_found_by("a_stale_number_of_a_collective"),
     ),
     Mutant(
         name="a-launch-outside-the-order",
@@ -152,14 +151,6 @@ MUTANTS = (
 """,
         why="pushes that NonFinite has dropped are reduced by the next flush",
         tests=_found_by("a_residue_of_an_exception"),
-    ),
-    Mutant(
-        name="no-second-look-at-a-lost-rank",
-        file=HANG,
-        old="        progress.advance()  # messages that a rank sent before it left still count\n",
-        new="",
-        why="a rank that has sent all that was needed, and left, ends the others",
-        tests=_found_by("no_second_look_at_a_lost_rank"),
     ),
     Mutant(
         name="messages-in-another-order",
