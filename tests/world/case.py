@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -36,12 +37,15 @@ class Case:
     habits : Habits
     expectation : Expectation or None
         The errors of a program that is broken on purpose.
+    standin : bool
+        Whether the stores are on the stand-in of NCCL.
     """
 
     seed: int
     program: Program
     habits: Habits
     expectation: Expectation | None = None
+    standin: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,31 +63,40 @@ class Finding:
     world: Seeded
 
 
-def case_of(seed: int) -> Case:
-    """Return the case of a seed."""
+def case_of(seed: int, *, standin: bool = False) -> Case:
+    """Return the case of a seed; programs on the stand-in are valid."""
     size, calls = Draw(f"case {seed}").pick(SIZES)
     # The program has variables of its own.
     habits = replace(draw_habits(Random(seed)), variables={})
     program, expectation = draw(seed, size, calls), None
     faults = Draw(f"fault {seed}")
-    if faults.chance(BROKEN):
+    if not standin and faults.chance(BROKEN):
         program, expectation = break_program(program, faults)
-    return Case(seed, program, habits, expectation)
+    return Case(seed, program, habits, expectation, standin)
 
 
 def run(case: Case, *, keep_trace: bool = False) -> Finding:
     """Run a case, and compare its outcome with what is right."""
     world = Seeded(case.seed, keep_trace=keep_trace, habits=case.habits)
-    program = case.program
+    program, player = case.program, _player(case)
     try:
         with environment(program):
-            ended = world.run(program.size, lambda: play(program), program.timeout)
+            ended = world.run(program.size, lambda: player(program), program.timeout)
     except NoProgress as error:
         return Finding(str(error), world)
     outcome = Outcome(program.size, ended.seconds, ended.errors)
     if case.expectation is None:
         return Finding(verdict(outcome), world)
     return Finding(reverse_verdict(outcome, case.expectation, world.lost + SLACK), world)
+
+
+def _player(case: Case) -> Callable[[Program], None]:
+    """Return the function that plays a program on a rank."""
+    if not case.standin:
+        return play
+    from tests.world.standin import play_on_standin  # imports CuPy
+
+    return play_on_standin
 
 
 def calmer(habits: Habits) -> list[Habits]:
