@@ -5,10 +5,17 @@ The streams of each rank and its watcher are threads of the world, whose turns t
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
+import numpy as np
 import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
+from ncclkv.testing import Seeded, sleep
+from ncclkv.testing.habits import draw_habits
+from tests.nccl.standin import Worker, run_on_standin
 from tests.world.case import case_of, run
 
 pytestmark = pytest.mark.limit(30)
@@ -24,3 +31,35 @@ def test_a_valid_program_ends_with_the_numbers_of_the_model(seed: int) -> None:
 def test_a_seed_gives_one_trace(seed: int) -> None:
     case = case_of(seed, standin=True)
     assert run(case).world.sha256 == run(case).world.sha256
+
+
+@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("in_cupy", [True, False], ids=["CuPy", "synchronize"])
+def test_calls_are_compared_while_a_rank_waits_for_its_device(in_cupy: bool, seed: int) -> None:
+    """Check that a rank which waits for a comparison gets the others' messages for it."""
+
+    def body(worker: Worker) -> float:
+        first = worker.communicator()
+        second = first.duplicate()
+        array = worker.streams.put(np.full(2, worker.rank + 1.0))
+        if worker.rank == 2:
+            sleep(0.5)
+        second.digest.value += 1
+        second.allreduce(array, array).wait()
+        if worker.rank == 2:
+            second.synchronize()
+        first.allreduce(array, array).wait()
+        if not in_cupy:
+            second.synchronize()
+        total: float = worker.streams.get(array)[0]
+        second.close()
+        first.close()
+        return total
+
+    habits = replace(
+        draw_habits(Random(seed)),
+        stall_rate=0.01,
+        longest_stall=400_000_000,
+        variables={"NCCLKV_NODE_MEMORY": "messages"},
+    )
+    assert run_on_standin(3, body, timeout=60.0, world=Seeded(seed, habits=habits)) == [18.0] * 3
