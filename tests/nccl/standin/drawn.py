@@ -15,11 +15,16 @@ from ncclkv.comm.nccl.watcher import INTERVAL, Watcher
 from ncclkv.testing.threads import active
 from tests.nccl.standin.device import DEFAULT_STREAM, Device, Step
 from tests.nccl.standin.handle import Handle
+from tests.nccl.standin.memory import Memory
 from tests.nccl.standin.operation import Operation
+from tests.nccl.standin.order import Order
 from tests.nccl.standin.streams import Hold, RecordingEvent
 
 _POLL_SECONDS = 0.005
 """Seconds between two polls of a collective."""
+
+_UNCHECKED = 0.25
+"""Part of the devices on which wrong numbers alone show work without an order."""
 
 _INTERVALS = (INTERVAL, 10 * INTERVAL, 100 * INTERVAL)
 """Seconds between two polls of a watcher; few polls let the time pass fast."""
@@ -30,6 +35,8 @@ class DrawnDevice(Device):
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank, lazy=False, limit=math.inf)
+        self.memory = Memory(self._freed, reuses=True)
+        self.order = Order(checks=draw() >= _UNCHECKED)
         self._threads: dict[int, _StreamThread] = {}
         self._add_thread(DEFAULT_STREAM)
 

@@ -128,7 +128,8 @@ class RecordingStreams:
         array = device.memory.allocate(nbytes, device.current, self)
         device.log.add(f"allocate {nbytes} bytes")
         allocation = device.memory.find(array.data.ptr, nbytes, "allocate")[0]
-        zeroing = Function("zeroing", lambda: None)
+        memory = allocation.bytes(0, nbytes)
+        zeroing = Function("zeroing", lambda: memory.fill(0))
         device.enqueue(device.current, zeroing, [Span(allocation, 0, nbytes, True)])
         return array
 
