@@ -33,6 +33,23 @@ def test_a_seed_gives_one_trace(seed: int) -> None:
     assert run(case).world.sha256 == run(case).world.sha256
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_memory_is_kept_until_the_collective_has_read_it(seed: int) -> None:
+    """Check collectives of arrays that the program drops at once, and whose memory it reuses."""
+
+    def body(worker: Worker) -> None:
+        comm, streams = worker.communicator(), worker.streams
+        for number in range(4):
+            total = streams.put(np.zeros(3))
+            work = comm.allreduce(streams.put(np.full(3, 1.0 * worker.rank + number)), total)
+            streams.put(np.full(3, 77.0))
+            work.wait()
+            assert streams.get(total).tolist() == [2.0 * number + 1] * 3
+        comm.close()
+
+    run_on_standin(2, body, world=Seeded(seed))
+
+
 @pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("in_cupy", [True, False], ids=["CuPy", "synchronize"])
 def test_calls_are_compared_while_a_rank_waits_for_its_device(in_cupy: bool, seed: int) -> None:

@@ -16,6 +16,7 @@ from tests.mutants.planted import (
     streams,
     training,
     trouble,
+    worlds_of_streams,
 )
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -31,4 +32,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *hosts.MUTANTS,
     *training.MUTANTS,
     *norms.MUTANTS,
+    *worlds_of_streams.MUTANTS,
 )
