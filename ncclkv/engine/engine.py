@@ -458,12 +458,12 @@ class Engine:
             if state.in_flight.works:
                 state.in_flight.complete()
         for part in pull.parts:
-            source = part.state
-            if source is not None and source.in_flight.works:
-                source.in_flight.complete()
-            indices = part.indices
-            selected = outs if len(indices) == len(outs) else select(outs, indices)
+            if part.state is not None and part.state.in_flight.works:
+                part.state.in_flight.complete()
+            selected = outs if len(part.indices) == len(outs) else select(outs, part.indices)
             part.table = self.kernels.unpack_all(part.sources, selected, part.table)
+            if part.state is None:  # first values, which this pull's flush may have dropped
+                self._comm.keep_alive(*part.sources)
 
     def keep(self, arrays: Sequence[Array]) -> None:
         """Keep arrays alive until the stream has finished reading them."""

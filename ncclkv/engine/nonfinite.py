@@ -111,6 +111,9 @@ class DeviceCheckedFlush(FlushPolicy):
         if self._keys.size < len(registry):
             grown = kernels.zeros(len(registry), _INT32)
             kernels.pack(self._keys, grown[: self._keys.size])
+            # The current stream may not be the stream of these flags, whose later work may get
+            # their memory before the copy has read it.
+            self._comm.keep_alive(self._keys)
             self._keys = grown
         kernels.fill(self._skip_flag, 0)
         for state in states:

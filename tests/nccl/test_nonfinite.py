@@ -89,3 +89,22 @@ def test_keys_added_later_have_flags() -> None:
             assert worker.streams.get(kv.value(2)).tolist() == [2, 2]
 
     run_on_standin(2, body, lazy=True)
+
+
+def test_flags_outlive_their_copy_for_further_keys() -> None:
+    """Check that another stream than that of the flags may copy them."""
+
+    def body(worker: Worker) -> None:
+        other = worker.device.stream("another stream")
+        with StandInStores(worker, "every_rank") as create:
+            kv = create(nonfinite="skip_step")
+            for key in "ab":
+                kv.init(key, np.ones(2, np.float32))
+                kv.push(key, floats(worker, 1, np.nan if key == "a" else 1))
+                worker.streams.wait(other, worker.streams.record(0))
+                with worker.streams.on(other):
+                    kv.pull(key)
+            kv.wait()
+            assert kv.skipped == 1
+
+    run_on_standin(2, body, lazy=True)

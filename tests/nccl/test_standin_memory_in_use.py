@@ -32,6 +32,20 @@ def test_first_values_outlive_a_first_push_on_another_stream() -> None:
     assert run_on_standin(2, body, lazy=True) == [[2.0] * 3] * 2
 
 
+def test_first_values_outlive_a_first_pull_on_another_stream() -> None:
+    def body(worker: Worker) -> list[float]:
+        other = worker.device.stream("another stream")
+        with StandInStores(worker, "every_rank") as create:
+            kv = create(nonfinite="raise")
+            kv.set_updater(lambda key, total, stored: None)  # flushes give all keys their slots
+            kv.init("w", np.ones(3, np.float32))
+            with worker.streams.on(other):
+                kv.pull("w")
+                return kv.pull("w").get().tolist()  # the store drops the first prepared pull
+
+    assert run_on_standin(2, body, lazy=True) == [[1.0] * 3] * 2
+
+
 def test_what_a_group_copied_outlives_its_end_on_another_stream() -> None:
     def body(worker: Worker) -> list[float]:
         other = worker.device.stream("another stream")

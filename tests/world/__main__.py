@@ -24,12 +24,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of the search (60)")
     parser.add_argument("--replay", type=int, metavar="SEED", help="print the trace of a seed")
     parser.add_argument("--no-shrink", action="store_true", help="report the seed as it is")
+    parser.add_argument("--standin", action="store_true", help="on the stand-in of NCCL")
     given = parser.parse_args()
     if given.replay is not None:
-        return replay(case_of(given.replay))
+        return replay(case_of(given.replay, standin=given.standin))
     first, last = _range(given.seeds)
     print(f"seeds {first}:{last}, at most {given.seconds:g} s", flush=True)
-    report = search(range(first, last), given.seconds)
+    report = search(range(first, last), given.seconds, standin=given.standin)
     print(f"{first}:{first + report.seeds}: {report}", flush=True)
     if report.failed is None:
         return 0

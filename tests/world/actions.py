@@ -34,12 +34,12 @@ def names(keys: list[p.KeyPlan]) -> list[str]:
 
 def arrays(player: Player, keys: list[p.KeyPlan]) -> list[Any]:
     """Return this rank's arrays for keys in the present step."""
-    return [payload(key, player.rank, player.number) for key in keys]
+    return [player.given(payload(key, player.rank, player.number)) for key in keys]
 
 
-def outs(keys: list[p.KeyPlan]) -> list[Any]:
+def outs(player: Player, keys: list[p.KeyPlan]) -> list[Any]:
     """Return arrays to write, full of a number that no key has."""
-    return [np.full(key.shape, 77, key.dtype) for key in keys]
+    return [player.given(np.full(key.shape, 77, key.dtype)) for key in keys]
 
 
 def pushers(key: p.KeyPlan, without: p.Pairs, size: int) -> list[int]:
@@ -73,7 +73,7 @@ def push(player: Player, store: Store, step: p.Push) -> None:
     values: list[Any] = arrays(player, mine)
     if step.arrays == 2:
         values = [
-            [value, payload(key, player.rank, player.number, 1)]
+            [value, player.given(payload(key, player.rank, player.number, 1))]
             for key, value in zip(mine, values, strict=True)
         ]
     if step.single:
@@ -96,11 +96,11 @@ def push_nonfinite(player: Player, store: Store, step: p.PushNonFinite) -> None:
         return
     store.kv.wait()
     store.model.pending.clear()
-    values = arrays(player, keys)
+    values = [payload(key, player.rank, player.number) for key in keys]
     if player.rank == step.rank % player.size:
         values[0].flat[-1] = np.nan
     try:
-        store.kv.push(names(keys), values)
+        store.kv.push(names(keys), [player.given(value) for value in values])
         store.kv.wait()
     except NonFinite:
         if policy == "raise":
@@ -116,7 +116,7 @@ def pull(player: Player, store: Store, step: p.Pull) -> None:
     if not keys:
         return
     if step.out:
-        found = outs(keys)
+        found = outs(player, keys)
         store.kv.pull(names(keys), out=found)
     else:
         found = store.kv.pull(names(keys))
@@ -132,7 +132,7 @@ def push_pull(player: Player, store: Store, step: p.PushPull) -> None:
     if store.model.pending & set(names(keys)):
         store.flush()
     values = arrays(player, keys)
-    found = outs(keys) if step.out else values
+    found = outs(player, keys) if step.out else values
     out = found if step.out else None
     store.kv.pushpull(names(keys), values, out=out, priority=step.priority)
     push_all(player, store, keys)
@@ -149,7 +149,7 @@ def push_all(player: Player, store: Store, keys: list[p.KeyPlan]) -> None:
 def group(player: Player, store: Store, step: p.Group) -> None:
     keys, read = store.model.known(step.pushes), store.model.known(step.pulls)
     store.flush()
-    found = outs(read)
+    found = outs(player, read)
     try:
         with store.kv.group():
             for key, value in zip(keys, arrays(player, keys), strict=True):
@@ -256,7 +256,7 @@ def broadcast(player: Player, store: Store, step: p.Broadcast) -> None:
     keys = store.model.known(step.keys)
     if keys:
         store.flush()
-        found = outs(keys)
+        found = outs(player, keys)
         store.kv.broadcast(names(keys), arrays(player, keys), out=found)
         for key in keys:
             store.model.reset(key, player.number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -48,6 +49,8 @@ class Case:
         The errors of a program that is broken on purpose.
     accident : Fault or None
         A fault of the world that happens to a valid program.
+    standin : bool
+        Whether the stores are on the stand-in of NCCL.
     """
 
     seed: int
@@ -55,6 +58,7 @@ class Case:
     habits: Habits
     expectation: Expectation | None = None
     accident: Fault | None = None
+    standin: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,31 +76,33 @@ class Finding:
     world: Seeded
 
 
-def case_of(seed: int) -> Case:
-    """Return the case of a seed."""
+def case_of(seed: int, *, standin: bool = False) -> Case:
+    """Return the case of a seed; programs on the stand-in are valid."""
     size, calls = Draw(f"case {seed}").pick(SIZES)
     # The program has variables of its own.
     habits = replace(draw_habits(Random(seed)), variables={})
     faults, expectation, accident = Draw(f"fault {seed}"), None, None
-    broken, hit = faults.chance(BROKEN), faults.chance(ACCIDENTS)
+    # The stand-in makes no promise about ranks that wait in vain.
+    broken = faults.chance(BROKEN) and not standin
+    hit = faults.chance(ACCIDENTS) and not standin
     program = draw(seed, size, calls, timeout=TIMEOUT if broken or hit else LONG_TIMEOUT)
     if broken:
         program, expectation = break_program(program, faults)
     elif hit:
         accident = draw_accident(faults, size, program.timeout)
-    return Case(seed, program, habits, expectation, accident)
+    return Case(seed, program, habits, expectation, accident, standin)
 
 
 def run(case: Case, *, keep_trace: bool = False) -> Finding:
     """Run a case, and compare its outcome with what is right."""
     faults = [] if case.accident is None else [case.accident]
     world = Seeded(case.seed, keep_trace=keep_trace, habits=case.habits, faults=faults)
-    program = case.program
+    program, player = case.program, _player(case)
     # Lines about long waits and skipped pushes would hide the report of the search.
     silent = nullcontext() if keep_trace else redirect_stderr(StringIO())
     try:
         with environment(program), silent:
-            ended = world.run(program.size, lambda: play(program), program.timeout)
+            ended = world.run(program.size, lambda: player(program), program.timeout)
     except NoProgress as error:
         return Finding(str(error), world)
     outcome = Outcome(program.size, ended.seconds, ended.errors)
@@ -107,6 +113,15 @@ def run(case: Case, *, keep_trace: bool = False) -> Finding:
     else:
         complaint = verdict(outcome)
     return Finding(complaint, world)
+
+
+def _player(case: Case) -> Callable[[Program], None]:
+    """Return the function that plays a program on a rank."""
+    if not case.standin:
+        return play
+    from tests.world.standin import play_on_standin  # imports CuPy
+
+    return play_on_standin
 
 
 def calmer(habits: Habits) -> list[Habits]:

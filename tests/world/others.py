@@ -27,14 +27,14 @@ def barrier(player: Player, store: Store, step: p.Barrier) -> None:
 @runs(p.AllReduce)
 def allreduce(player: Player, store: Store, step: p.AllReduce) -> None:
     given = [vector(rank, player.number, step.size, step.dtype) for rank in range(player.size)]
-    found = store.kv.allreduce(given[player.rank], step.op)
+    found = store.kv.allreduce(player.given(given[player.rank]), step.op)
     player.same(store, "allreduce", found, combined(given, step.op))
 
 
 @runs(p.AllGather)
 def allgather(player: Player, store: Store, step: p.AllGather) -> None:
     given = [vector(rank, player.number, step.size) for rank in range(player.size)]
-    found = store.kv.allgather(given[player.rank])
+    found = store.kv.allgather(player.given(given[player.rank]))
     player.same(store, "allgather", found, np.stack(given))
 
 

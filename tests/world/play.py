@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from ncclkv import concurrency
@@ -14,8 +15,14 @@ from tests.world.player import Ended, Player
 MODULES = (others,)
 
 
-def play(program: plan.Program) -> None:
+def play(program: plan.Program, make: Callable[..., Player] = Player) -> None:
     """Run a program on this rank, inside `run_ranks`; compare every result with the model.
+
+    Parameters
+    ----------
+    program : Program
+    make : callable
+        Returns the player: a `Player`, or one of another kind of store.
 
     Raises
     ------
@@ -23,7 +30,7 @@ def play(program: plan.Program) -> None:
         When a result is not the model's.
     """
     with ExitStack() as files, ExitStack() as stack:
-        player = Player(program, stack, files)
+        player = make(program, stack, files)
         try:
             _run(player)
         except Ended:
@@ -37,9 +44,9 @@ def _run(player: Player) -> None:
         if number in used:
             player.create(number, each)
     for number, step in enumerate(player.program.steps):
-        player.number = number
         try:
-            _make(player, step)
+            with player.step(number):
+                _make(player, step)
         except Exception as error:
             annotate(error, f"in step {number}, {step!r}")
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
@@ -86,13 +86,12 @@ class Player:
     def create(self, number: int, plan: p.StorePlan) -> None:
         """Create a store, and give it its optimizer and keys."""
         options: dict[str, Any] = {} if plan.timeout is None else {"timeout": plan.timeout}
-        kv = ncclkv.create(
-            "threads",
-            update_on=plan.update_on,  # type: ignore[arg-type]  # a literal, in a program's data
+        kv = self.open(
+            update_on=plan.update_on,
             root=plan.root % self.size,
             bucket_bytes=plan.bucket_bytes,
-            missing=plan.missing,  # type: ignore[arg-type]
-            nonfinite=plan.nonfinite,  # type: ignore[arg-type]
+            missing=plan.missing,
+            nonfinite=plan.nonfinite,
             verify_every=plan.verify_every,
             **options,
         )
@@ -111,6 +110,23 @@ class Player:
         twin = Twin(plan, self.size)
         self._stack.callback(twin.close)
         return twin
+
+    def open(self, **options: Any) -> Any:
+        """Return a new store."""
+        return ncclkv.create("threads", **options)
+
+    def given(self, array: Array) -> Any:
+        """Return an array as the program gives it to a store."""
+        return array
+
+    def numbers(self, found: Any) -> Array:
+        """Return the numbers of a store's array."""
+        return np.asarray(found)
+
+    def step(self, number: int) -> AbstractContextManager[None]:
+        """Begin a step, whose calls the ``with`` block makes."""
+        self.number = number
+        return nullcontext()
 
     def init(self, store: Store, keys: tuple[p.KeyPlan, ...]) -> None:
         """Give keys zeros, in one call for each op."""
@@ -133,13 +149,13 @@ class Player:
 
     def compare(self, store: Store, key: str, found: Any) -> None:
         """Fail unless an array is the value of a key."""
-        array = np.asarray(found)
+        array = self.numbers(found)
         if not store.spoilt and not store.model.agrees(key, array):
             self.wrong(f"store {self._number(store)}, key {key!r}", array, store.model.values[key])
 
     def same(self, store: Store, what: str, found: Any, wanted: Array) -> None:
         """Fail unless the result of a verb without keys is as it should be."""
-        array = np.asarray(found)
+        array = self.numbers(found)
         if not store.spoilt and not np.array_equal(array, wanted):
             self.wrong(f"store {self._number(store)}, {what}", array, wanted)
 

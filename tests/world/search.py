@@ -42,7 +42,7 @@ class Report:
         )
 
 
-def search(seeds: Iterable[int], seconds: float) -> Report:
+def search(seeds: Iterable[int], seconds: float, *, standin: bool = False) -> Report:
     """Run the cases of seeds for so long at most; stop at the first that fails."""
     report, begin, cpu = Report(), time.monotonic(), time.process_time()
     gc.collect()
@@ -50,7 +50,7 @@ def search(seeds: Iterable[int], seconds: float) -> Report:
     for seed in seeds:
         if time.monotonic() - begin > seconds:
             break
-        case = case_of(seed)
+        case = case_of(seed, standin=standin)
         finding = run(case)
         report.seeds += 1
         report.points += finding.world.points

@@ -134,9 +134,11 @@ class ProgressEngine:
     def lend(self) -> Iterator[None]:
         """Let other threads launch and advance collectives in a ``with`` block, under `lock`.
 
-        The waits of the calling thread advance them meanwhile, and afterwards.
+        Waits for them still advance the other collectives of the engine's own thread, which waits
+        for the deputy that enters such a block.  An ended deputy's identity may be that of a thread
+        of another rank, which must not advance this engine.
         """
-        self._thread, self._lent = concurrency.get_ident(), self._lent + 1
+        self._lent += 1
         try:
             yield
         finally:

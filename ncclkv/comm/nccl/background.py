@@ -9,6 +9,7 @@ import weakref
 
 from ncclkv.comm.nccl.diagnosis import Diagnosis
 from ncclkv.comm.nccl.lifetime import Lifetime
+from ncclkv.comm.nccl.order_check import OrderCheck
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import NcclWork
 from ncclkv.errors import CommAborted, KVStoreError
@@ -21,20 +22,29 @@ _REASON = "a communicator of GPUs, or its store, was dropped without an end"
 class BackgroundCheck:
     """Checks one communicator while no call of ncclkv does.
 
-    The watcher polls the works in flight, from a launch until nothing is in flight.  If the
-    communicator is dropped without an end, a finalizer warns, and the next idle poll aborts it.
+    The watcher polls the works in flight and the comparisons of calls, from a launch until nothing
+    is in flight and all calls are compared.  If the communicator is dropped without an end, a
+    finalizer warns, and the next idle poll aborts it.
 
     Parameters
     ----------
     lifetime : Lifetime
     diagnosis : Diagnosis
+    order_check : OrderCheck
     watcher : Watcher or None
         None: no thread polls.
     """
 
-    def __init__(self, lifetime: Lifetime, diagnosis: Diagnosis, watcher: Watcher | None) -> None:
+    def __init__(
+        self,
+        lifetime: Lifetime,
+        diagnosis: Diagnosis,
+        order_check: OrderCheck,
+        watcher: Watcher | None,
+    ) -> None:
         self._lifetime = lifetime
         self._diagnosis = diagnosis
+        self._order_check = order_check
         # A check sends messages to other ranks, and the program's thread may do so concurrently.
         self._watcher = watcher if lifetime.peers.thread_multiple else None
         self._is_watched = False
@@ -75,7 +85,7 @@ class BackgroundCheck:
         Returns
         -------
         bool
-            Whether any work is in flight.
+            Whether any work is in flight, or any comparison of calls.
         """
         lock = self._lifetime.lock
         if not lock.acquire(blocking=False):
@@ -96,7 +106,10 @@ class BackgroundCheck:
             if oldest is not self._oldest:
                 self._oldest, self._deadline = oldest, self._diagnosis.begin()
             if oldest is None:
-                return not self._release()
+                # A rank that waits for a barrier needs this rank's messages, also while this rank
+                # waits in CuPy for a collective that needs that rank.
+                compared = self._order_check.poll()
+                return not (self._release() and compared)
             self._deadline.tick()
             self._diagnosis.check(self._deadline, oldest)
         except KVStoreError as error:

@@ -76,6 +76,8 @@ class Diagnosis:
         problem = self._async_error(self._lifetime.handle)
         if problem is not None:
             raise CommAborted(f"{who}: {what}: {self._nccl} reports: {problem}")
+        # Always: a rank that waits for a barrier needs this rank's messages.
+        self._order_check.poll()
         if work is not None:
             self._check_peers(deadline, what)
         if deadline.late():
@@ -87,7 +89,6 @@ class Diagnosis:
     def _check_peers(self, deadline: Deadline, what: str) -> None:
         """Raise an error if calls differ, or if a rank that a collective needs is lost."""
         lost = lost_rank(self._peers, f"{what} waited for it", f"{self._lifetime.who}: ")
-        self._order_check.poll()
         if self._calls is not None:
             self._compare(self._calls, deadline, what)
         if lost is not None and deadline.grace_expired():

@@ -1,7 +1,8 @@
 """Order check: all ranks launch the same collectives, which NCCL itself does not check.
 
 A launch after new calls submits a barrier of the hosts that carries the digest of these calls.  The
-launch does not wait for the barrier: later launches poll it, and a wait of the host waits for it.
+launch does not wait for the barrier: later launches and the watcher poll it, and a wait of the host
+waits for it.
 """
 
 from __future__ import annotations
@@ -47,10 +48,17 @@ class OrderCheck:
         work.label = what
         self._works.append(work)
 
-    def poll(self) -> None:
-        """Remove complete barriers; raise the error of a barrier that failed."""
+    def poll(self) -> bool:
+        """Advance the barriers, and remove complete ones; raise the error of one that failed.
+
+        Returns
+        -------
+        bool
+            Whether all are complete.
+        """
         while self._works and self._works[0].done():
             self._works.popleft()
+        return not self._works
 
     def drain(self, timeout: float) -> None:
         """Wait until all submitted digests are compared."""

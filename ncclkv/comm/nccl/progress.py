@@ -55,7 +55,7 @@ class NcclProgress:
         self._streams = lifetime.streams
         self._order_check = OrderCheck(lifetime.peers)
         self._diagnosis = Diagnosis(lifetime, self._order_check)
-        self.background = BackgroundCheck(lifetime, self._diagnosis, watcher)
+        self.background = BackgroundCheck(lifetime, self._diagnosis, self._order_check, watcher)
         self.graphs = lifetime.graphs
         self._timeout = lifetime.peers.timeout
         self._last: int | None = None

@@ -58,17 +58,21 @@ class Watcher:
         """Start the thread."""
         if not self._hooked:
             self._hooked = True
-            os.register_at_fork(
-                before=self._looking.acquire,
-                after_in_parent=self._looking.release,
-                after_in_child=self._forget,
-            )
+            self._hook_forks()
         thread = concurrency.Thread(target=self._run, name="ncclkv watcher", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # at its end the interpreter starts no more threads
             return
         self._thread = thread
+
+    def _hook_forks(self) -> None:
+        """Let forks of the process wait for the end of a poll."""
+        os.register_at_fork(
+            before=self._looking.acquire,
+            after_in_parent=self._looking.release,
+            after_in_child=self._forget,
+        )
 
     def _forget(self) -> None:
         """Reset in a forked child, which has neither the thread nor a device."""

@@ -17,6 +17,7 @@ from tests.mutants.planted import (
     training,
     trouble,
     worlds,
+    worlds_of_streams,
 )
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -33,4 +34,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *training.MUTANTS,
     *norms.MUTANTS,
     *worlds.MUTANTS,
+    *worlds_of_streams.MUTANTS,
 )

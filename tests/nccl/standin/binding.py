@@ -159,13 +159,13 @@ class RecordingBinding:
         comm.check_graphs("abort")
         comm.ended = "aborted"
         comm.host.abort("aborted")
-        self._device.advance(needed=True)
+        self._device.finish(comm)
         # NCCL returns when the device has released all buffers.
         for stream in comm.streams:
             self._device.order.join(HOST, self._device.order.clock(stream))
 
     def async_error(self, comm: Handle) -> str | None:
-        comm.check("async_error")
+        comm.check_open("async_error")  # any thread may ask
         self._polls += 1
         return self._faults.async_error(self._polls)
 

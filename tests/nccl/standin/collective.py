@@ -37,8 +37,8 @@ class Collective(Operation):
             self._outputs[:] = POISON
         text = f"{self.number}: {self.call}".encode()
         own = np.frombuffer(text.ljust(_TEXT_BYTES), np.uint8)
-        self._handle.started += 1
-        self._work = self._handle.host.allgather(own, self._calls)
+        self.handle.started += 1
+        self._work = self.handle.host.allgather(own, self._calls)
 
     def _compare(self) -> None:
         """Refuse calls that differ, with equal texts on all ranks."""
@@ -46,13 +46,13 @@ class Collective(Operation):
         for rank, text in enumerate(texts):
             if text != texts[0]:
                 raise RefusedByStandIn(
-                    f"the ranks of {self._handle.name} made different calls: rank 0 call "
+                    f"the ranks of {self.handle.name} made different calls: rank 0 call "
                     f"{texts[0]}, rank {rank} call {text}"
                 )
 
     def _move(self) -> None:
         """Start to move the data; sums are made in rank order."""
-        host, call = self._handle.host, self.call
+        host, call = self.handle.host, self.call
         send = self._inputs.view(dtype_of(call))
         op = OPS[call.op or 0]
         root = call.root or 0
@@ -75,7 +75,7 @@ class Collective(Operation):
         """Write the outputs."""
         if self._outputs is not None and self._result is not None:
             np.copyto(self._outputs, self._result.view(np.uint8))
-        self._handle.completed += 1
+        self.handle.completed += 1
 
 
 def _bytes(span: Any) -> NDArray[np.uint8]:

@@ -1,8 +1,9 @@
 """The device of one rank: its streams, their queued work, and the time when it runs.
 
-The device has no thread. The device advances when the host waits in this thread, or queries an
-event. In *prompt* mode it advances at every other call, too. In *lazy* mode a launched collective
-begins at such a call, its outputs are poisoned, and it does not continue before the host waits.
+The device has no thread, except in a seeded world (`drawn`). The device advances when the host
+waits in this thread, or queries an event. In *prompt* mode it advances at every other call, too. In
+*lazy* mode a launched collective begins at such a call, its outputs are poisoned, and it does not
+continue before the host waits.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from threading import get_ident
 from typing import Protocol
 
+from ncclkv import concurrency
 from ncclkv.comm import callbacks
 from ncclkv.comm.messages.progress import ProgressEngine, StepWork
 from ncclkv.comm.transport import Request, Steps
@@ -78,7 +79,7 @@ class Device:
         self.log = CallLog()
         self.memory = Memory(self._freed)
         self.order = Order()
-        self.current = DEFAULT_STREAM
+        self._current: dict[int, int] = {}
         self.broken: BaseException | None = None
         self.frozen = False
         self.room: int | None = None
@@ -86,9 +87,18 @@ class Device:
         self._graphs = 0
         self._queues: dict[int, deque[Step]] = {DEFAULT_STREAM: deque()}
         self._names = {DEFAULT_STREAM: "the default stream"}
-        self._moving = False
+        self._moving = concurrency.Lock()
         self._held = False
         self._progress = self._new_progress()
+
+    @property
+    def current(self) -> int:
+        """The calling thread's current stream."""
+        return self._current.get(concurrency.get_ident(), DEFAULT_STREAM)
+
+    @current.setter
+    def current(self, stream: int) -> None:
+        self._current[concurrency.get_ident()] = stream
 
     def stream(self, name: str) -> int:
         """Return a new stream."""
@@ -186,10 +196,15 @@ class Device:
 
     def enqueue(self, stream: int, step: Step, spans: Sequence[Span] = ()) -> None:
         """Put work that uses `spans` at the end of a stream."""
+        concurrency.point("queue work on a stream")
         self.check()
         what = f"{step.what} on {self.name(stream)}"
         self.order.access(stream, spans, what)
         self._queues[stream].append(step)
+        self._queued(stream)
+
+    def _queued(self, stream: int) -> None:
+        """Advance after new work."""
         self.advance(needed=not self.lazy)
         self._hold()
 
@@ -206,12 +221,13 @@ class Device:
 
     def advance(self, needed: bool) -> None:
         """Run all work that can run now."""
-        # A collective's messages may be awaited inside, which calls this method again.
-        if self._moving or self.frozen or self.broken is not None:
+        if self.frozen or self.broken is not None:
             return
-        self._moving = True
+        # A collective's messages may be awaited inside, which calls this method again.
+        if not self._moving.acquire(blocking=False):
+            return
         # The device has communicators of its own, and runs also while this thread is in a callback.
-        thread = get_ident()
+        thread = concurrency.get_ident()
         callback = callbacks.inside.pop(thread, None)
         try:
             while sum([self._move(queue, needed) for queue in self._queues.values() if queue]):
@@ -220,7 +236,7 @@ class Device:
             self.broken = error
             raise
         finally:
-            self._moving = False
+            self._moving.release()
             if callback is not None:
                 callbacks.inside[thread] = callback
 
@@ -240,6 +256,11 @@ class Device:
         self.check()
         self.refuse(f"a wait of the host for {self.name(stream)}")
         clock = self.order.clock(stream)
+        self._block(stream)
+        self.order.join(HOST, clock)
+
+    def _block(self, stream: int) -> None:
+        """Return when a stream is empty."""
         done = _Until(self, lambda: not self._queues[stream])
         if not done.done():
             try:
@@ -250,7 +271,10 @@ class Device:
                     f"{self.unfinished(stream)}"
                 )
                 self.check()
-        self.order.join(HOST, clock)
+
+    def finish(self, handle: Handle) -> None:
+        """Return when nothing of an aborted communicator runs any more."""
+        self.advance(needed=True)
 
     def _freed(self, allocation: Allocation) -> None:
         """Check that no queued work uses memory that is about to be freed."""

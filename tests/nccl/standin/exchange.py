@@ -45,19 +45,19 @@ class Exchange(Operation):
         self._inputs = {peer: memory.copy() for peer, memory in self._sent.items()}
         for memory in self._received.values():
             memory[:] = POISON
-        own = self._rows[self._handle.rank]
+        own = self._rows[self.handle.rank]
         for row, memories in zip(own, (self._sent, self._received), strict=True):
             for peer, memory in memories.items():
                 row[peer] = memory.size
-        self._handle.started += 1
-        self._work = self._handle.host.allgather(own.reshape(-1).copy(), self._rows.reshape(-1))
+        self.handle.started += 1
+        self._work = self.handle.host.allgather(own.reshape(-1).copy(), self._rows.reshape(-1))
 
     def _compare(self) -> None:
         """Refuse receives that differ from their sends, with equal texts on all ranks."""
         sent, received = self._rows[:, 0], self._rows[:, 1]
         for source, target in np.argwhere(sent != received.T):
             raise RefusedByStandIn(
-                f"rank {source} of {self._handle.name} sends {sent[source, target]} bytes to rank "
+                f"rank {source} of {self.handle.name} sends {sent[source, target]} bytes to rank "
                 f"{target}, which receives {received[target, source]}: they made different calls"
             )
 
@@ -69,13 +69,13 @@ class Exchange(Operation):
         if mine:
             packed = np.concatenate(mine)
             own[: packed.size] = packed
-        self._everything = np.empty((self._handle.size, longest), np.uint8)
-        self._work = self._handle.host.allgather(own, self._everything.reshape(-1))
+        self._everything = np.empty((self.handle.size, longest), np.uint8)
+        self._work = self.handle.host.allgather(own, self._everything.reshape(-1))
 
     def _finish(self) -> None:
         """Write the received messages."""
         assert self._everything is not None
         for peer, memory in self._received.items():
-            before = int(self._rows[peer, 0, : self._handle.rank].sum())
+            before = int(self._rows[peer, 0, : self.handle.rank].sum())
             memory[:] = self._everything[peer, before : before + memory.size]
-        self._handle.completed += 1
+        self.handle.completed += 1

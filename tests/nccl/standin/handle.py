@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 
+from ncclkv import concurrency
 from ncclkv.comm.base import Communicator
 from tests.nccl.standin.errors import RefusedByStandIn
 
@@ -38,7 +38,7 @@ class Handle:
     lent: bool = False
     streams: set[int] = field(default_factory=set)
     graphs: set[str] = field(default_factory=set)
-    thread: int = field(default_factory=threading.get_ident)
+    thread: int = field(default_factory=lambda: concurrency.get_ident())
 
     @property
     def rank(self) -> int:
@@ -54,14 +54,18 @@ class Handle:
 
     def check(self, what: str) -> None:
         """Refuse use after the end, and use by two threads unless it is lent."""
-        if self.ended:
-            raise RefusedByStandIn(
-                f"{what} of {self.name} on rank {self.rank}, which was {self.ended}"
-            )
-        if threading.get_ident() != self.thread and not self.lent:
+        self.check_open(what)
+        if concurrency.get_ident() != self.thread and not self.lent:
             raise RefusedByStandIn(
                 f"{what} of {self.name} on rank {self.rank} by a thread other than the one that "
                 f"created it; one thread issues all its calls"
+            )
+
+    def check_open(self, what: str) -> None:
+        """Refuse use after the end."""
+        if self.ended:
+            raise RefusedByStandIn(
+                f"{what} of {self.name} on rank {self.rank}, which was {self.ended}"
             )
 
     def check_graphs(self, what: str) -> None:

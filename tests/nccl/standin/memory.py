@@ -7,6 +7,7 @@ on a device.
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,17 +74,22 @@ class Memory:
     ----------
     freed : callable
         Called as ``freed(allocation)`` when nothing refers to an allocation any more.
+    reuses : bool
+        Whether a stream's next allocation of a size gets the memory freed last, as in CuPy's pool.
     """
 
-    def __init__(self, freed: Callable[[Allocation], None]) -> None:
+    def __init__(self, freed: Callable[[Allocation], None], *, reuses: bool = False) -> None:
+        self._reuses = reuses
+        self._free: defaultdict[tuple[int, int], list[NDArray[np.uint8]]] = defaultdict(list)
         self._live: dict[int, Allocation] = {}
         self._count = 0
         self._freed = freed
 
     def allocate(self, nbytes: int, stream: int, streams: Any) -> Any:
-        """Return a zeroed uint8 cupy.ndarray between two guards."""
+        """Return a uint8 cupy.ndarray between two guards."""
         self._count += 1
-        space = np.zeros(nbytes + 2 * GUARD + ALIGNMENT, np.uint8)
+        free = self._free[stream, nbytes]
+        space = free.pop() if free else np.zeros(nbytes + 2 * GUARD + ALIGNMENT, np.uint8)
         first = GUARD + -(space.ctypes.data + GUARD) % ALIGNMENT
         space[:first] = space[first + nbytes :] = GUARD_BYTE
         allocation = Allocation(f"memory {self._count}", space, first, nbytes, stream)
@@ -100,6 +106,8 @@ class Memory:
     def _drop(self, allocation: Allocation) -> None:
         """Remove an allocation that nothing refers to any more."""
         del self._live[allocation.start]
+        if self._reuses:
+            self._free[allocation.stream, allocation.nbytes].append(allocation.space)
         self._freed(allocation)
 
     def name(self, array: Any, name: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
+
+from ncclkv import concurrency
 
 
 class NoFallback:
@@ -20,7 +21,7 @@ class NoFallback:
         """Send nothing."""
 
     def pause(self, attempt: int) -> None:
-        time.sleep(0 if attempt < 20 else 2e-4)
+        concurrency.sleep(0 if attempt < 20 else 2e-4)
 
     def left_ranks(self) -> dict[int, Any]:
         return {}

@@ -19,13 +19,18 @@ class Operation(ABC):
         self.number = handle.launched
         handle.launched += 1
         self.what = f"{kind} {self.number} of {handle.name}"
-        self._handle = handle
+        self.handle = handle
         self._work: Work | None = None
         self._moves = False
 
+    @property
+    def begun(self) -> bool:
+        """True once the description for the other ranks was sent."""
+        return self._work is not None
+
     def run(self, needed: bool) -> bool:
         """Continue after the messages of the last step."""
-        handle = self._handle
+        handle = self.handle
         if handle.aborted:
             return True
         if not handle.may_start(self.number):

@@ -36,6 +36,8 @@ class StandInStores(Stores):
         peers, streams = worker.peers.duplicate(limit), worker.streams.another()
         return KVStore(
             self.name,
-            NcclCommunicator(peers, worker.binding, streams, worker.kernels),
+            NcclCommunicator(
+                peers, worker.binding, streams, worker.kernels, watcher=worker.watcher
+            ),
             Options(update_on=update_on, root=root, bucket_bytes=bucket_bytes, **options),
         )

@@ -44,15 +44,15 @@ class RecordingEvent:
         return self.reached
 
 
-class _Hold:
+class Hold:
     """Work that blocks its stream until an event is reached."""
 
     def __init__(self, event: RecordingEvent) -> None:
         self.what = f"the wait for {event.what}"
-        self._event = event
+        self.event = event
 
     def run(self, needed: bool) -> bool:
-        return self._event.reached
+        return self.event.reached
 
 
 class RecordingStreams:
@@ -115,8 +115,8 @@ class RecordingStreams:
                 )
             device.capture.wait(stream, event)
             return
-        device.enqueue(stream, _Hold(event))
         device.order.join(stream, event.clock)
+        device.enqueue(stream, Hold(event))
 
     def allocate(self, nbytes: int) -> Any:
         device = self.device
@@ -128,7 +128,8 @@ class RecordingStreams:
         array = device.memory.allocate(nbytes, device.current, self)
         device.log.add(f"allocate {nbytes} bytes")
         allocation = device.memory.find(array.data.ptr, nbytes, "allocate")[0]
-        zeroing = Function("zeroing", lambda: None)
+        memory = allocation.bytes(0, nbytes)
+        zeroing = Function("zeroing", lambda: memory.fill(0))
         device.enqueue(device.current, zeroing, [Span(allocation, 0, nbytes, True)])
         return array
 

@@ -244,6 +244,19 @@ def test_a_lent_engine_stays_with_its_thread_until_the_last_block_ends() -> None
     assert not is_here_after_a_launch_elsewhere()
 
 
+def test_an_engine_stays_with_its_thread_when_a_deputy_lends_it() -> None:
+    engine, own = ProgressEngine(Still(), 5.0), threading.get_ident()
+
+    def deputy() -> None:
+        with engine.lend():
+            launched(engine, [Message(1)])
+
+    thread = threading.Thread(target=deputy)
+    thread.start()
+    thread.join()
+    assert engine in progress.open_progress_engines(own)
+
+
 def test_engines_are_advanced_in_the_order_of_their_launches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
