@@ -69,7 +69,8 @@ class RecordingBinding:
         with ExitStack() as stack:
             stack.enter_context(self._device.lend())
             for handle in handles:
-                stack.enter_context(handle.host.lend())
+                if self._device.moved_by_callers:
+                    stack.enter_context(handle.host.lend())
                 handle.lent = True
             try:
                 yield

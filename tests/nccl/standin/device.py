@@ -64,6 +64,8 @@ class Device:
 
     Attributes
     ----------
+    moved_by_callers : bool
+        Whether the threads that make calls also advance the streams.
     frozen : bool
         Whether no work completes, so that the calls do not depend on the device's progress.
     capture : Capture or None
@@ -71,6 +73,8 @@ class Device:
     room : int or None
         Bytes of the device's memory, used or free; None for no limit.
     """
+
+    moved_by_callers = True
 
     def __init__(self, rank: int, lazy: bool, limit: float) -> None:
         self.rank = rank

@@ -33,6 +33,8 @@ _INTERVALS = (INTERVAL, 10 * INTERVAL, 100 * INTERVAL)
 class DrawnDevice(Device):
     """A device whose streams run by themselves, at turns that a world draws."""
 
+    moved_by_callers = False
+
     def __init__(self, rank: int) -> None:
         super().__init__(rank, lazy=False, limit=math.inf)
         self.memory = Memory(self._freed, reuses=True)
