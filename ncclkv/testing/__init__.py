@@ -61,7 +61,9 @@ def run_ranks(
     ------
     UsageError
         When `size` is not an int above 0, `body` no function or one whose call only makes a
-        generator or a coroutine, or `timeout` not a finite number above 0.
+        generator or a coroutine, `timeout` not a finite number above 0, or `world` no `Seeded`.
+    NoProgress
+        When no rank of `world` can go on.
     Exception
         Exception of a rank, with the rank in its text.  When several ranks raise, the first cause:
         an error other than `CommError`, of the lowest rank.
@@ -93,6 +95,11 @@ def run_ranks(
                 "run_ranks: a call of body makes a generator or a coroutine, and runs nothing; "
                 "give a function that runs it, as lambda: list(body()) or lambda: "
                 "asyncio.run(body())"
+            )
+        if world is not None and not isinstance(world, Seeded):
+            raise UsageError(
+                f"run_ranks: world is {world!r}; give a seeded world: "
+                f"world=ncclkv.testing.Seeded(7)"
             )
         if world is None:
             return run_threads(size, lambda: body(*args), env.timeout(timeout))

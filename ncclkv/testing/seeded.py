@@ -9,14 +9,14 @@ from typing import Any, Generic, TypeVar
 
 from ncclkv import env
 from ncclkv.comm.host import threads as ranks_as_threads
-from ncclkv.errors import KVStoreError, annotate
+from ncclkv.errors import KVStoreError, UsageError, annotate
 from ncclkv.testing import batons
 from ncclkv.testing.faults import Fault, Faults
 from ncclkv.testing.habits import Habits, draw_habits
 from ncclkv.testing.installed import installed
 from ncclkv.testing.mail import SeededTransport
 from ncclkv.testing.rank import run_as_rank
-from ncclkv.testing.threads import Thread, Threads
+from ncclkv.testing.threads import Thread, Threads, runs
 from ncclkv.testing.trace import Trace
 from ncclkv.testing.turns import NANOSECONDS, Turns, WorldEnd
 
@@ -106,6 +106,8 @@ class Seeded:
         lines: Sequence[str] = (),
         habits: Habits | None = None,
     ) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise UsageError(f"Seeded: seed is {seed!r}; give an int, as Seeded(7)")
         self.seed = seed
         self.trace: list[str] = []
         self.sha256 = ""
@@ -125,7 +127,14 @@ class Seeded:
         ------
         NoProgress
             When no rank can go on.
+        UsageError
+            While another world runs in this process.
         """
+        if runs():
+            raise UsageError(
+                "a seeded world runs in this process, and it can have one at a time; end that run "
+                "first"
+            )
         random = Random(self.seed)
         drawn = draw_habits(random)
         habits = self._habits or drawn

@@ -61,6 +61,11 @@ def activate(threads: Threads) -> None:
     _active[:] = [threads]
 
 
+def runs() -> bool:
+    """Return whether a world runs."""
+    return bool(_active) and _active[0].turns.current is not None
+
+
 def active() -> Threads:
     """Return the threads of the world that runs, or of the last one."""
     return _active[0]

@@ -12,12 +12,14 @@ import pytest
 
 import ncclkv
 from ncclkv import concurrency
+from ncclkv.errors import UsageError
 from ncclkv.testing import Seeded, run_ranks, sleep, start_thread
 from tests.harness.source import ROOT
 
 PROGRAM = """
 import numpy as np, ncclkv
 from ncclkv import concurrency
+from ncclkv.errors import UsageError
 from ncclkv.testing import Seeded, run_ranks, sleep, start_thread
 
 def body():
@@ -126,3 +128,22 @@ def test_a_trace_is_the_same_on_every_python(seed: int, digest: str) -> None:
     world = Seeded(seed)
     run_ranks(2, handed_on, world=world)
     assert world.sha256 == digest
+
+
+def test_what_is_no_world_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        run_ranks(2, handed_on, world=7)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "run_ranks: world is 7; give a seeded world: world=ncclkv.testing.Seeded(7)"
+    )
+    with pytest.raises(UsageError, match="Seeded: seed is '7'; give an int"):
+        Seeded("7")  # type: ignore[arg-type]
+
+
+def test_a_world_in_a_world_is_refused() -> None:
+    def body() -> None:
+        run_ranks(2, handed_on, world=Seeded(2))
+
+    with pytest.raises(UsageError, match="a seeded world runs in this process"):
+        run_ranks(1, body, world=Seeded(1))
+    run_ranks(1, handed_on, world=Seeded(1))
