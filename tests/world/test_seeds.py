@@ -25,8 +25,10 @@ SEEDS = {
     "a_launch_outside_the_order": 32,
     "a_residue_of_an_exception": 32,
     "messages_in_another_order": 4,
+    "a_slot_of_the_ring_that_its_own_rank_still_needs": 5001466,
+    "a_flag_of_the_ring_that_its_own_rank_still_needs": 5000455,
 }
-"""Seeds by the mutants of `tests.mutants.planted.worlds`."""
+"""Seeds by the mutants of `tests.mutants.planted.worlds`, and by defects of the package."""
 
 
 @pytest.mark.parametrize("seed", SEEDS.values(), ids=SEEDS)

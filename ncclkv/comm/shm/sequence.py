@@ -243,16 +243,26 @@ class CollectiveSlot:
 
     def unfinished(self) -> list[PeerFlags]:
         """Return a request that all ranks are done, this rank included."""
+        return self._of_all(DONE)
+
+    def _of_all(self, phase: int) -> list[PeerFlags]:
+        """Return a request that all ranks, this one included, reach a phase."""
         table = self._table
         everyone = [(table.rank, table.local_flags), *table.peers]
-        return [PeerFlags(table.rank, everyone, self._index, self._base + DONE)]
+        return [PeerFlags(table.rank, everyone, self._index, self._base + phase)]
 
     # The collective that had this slot before
 
     def is_free(self) -> bool:
-        """Return whether all other ranks are done with the collective that had this slot."""
-        return self.number <= RING or self.all_reached(DONE - RING * _PHASES)
+        """Return whether all ranks are done with the collective that had this slot.
+
+        This rank, too: its flag of a later collective tells the others that it is done before.
+        """
+        if self.number <= RING:
+            return True
+        done = DONE - RING * _PHASES
+        return self._table.local_flags[self._index] >= self._base + done and self.all_reached(done)
 
     def until_free(self) -> list[PeerFlags]:
-        """Return a request that all other ranks are done with the collective of this slot."""
-        return [] if self.number <= RING else self.stragglers(DONE - RING * _PHASES)
+        """Return a request that all ranks are done with the collective that had this slot."""
+        return [] if self.number <= RING else self._of_all(DONE - RING * _PHASES)

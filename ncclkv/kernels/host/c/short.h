@@ -65,12 +65,11 @@ static int headers_match(const struct rank_memory *ranks, size_t number, long lo
 }
 
 /* Return whether no rank uses the slot, or this rank's staging memory, for an earlier collective. */
-static int is_free(const struct rank_memory *ranks, size_t number, size_t rank,
-                   const struct collective *call)
+static int is_free(const struct rank_memory *ranks, size_t number, const struct collective *call)
 {
     const struct slot earlier = slot_of(call->number - RING), previous = slot_of(call->previous);
 
-    if (call->number > RING && !all_reached(ranks, number, rank, earlier.flag, earlier.done))
+    if (call->number > RING && !all_reached(ranks, number, number, earlier.flag, earlier.done))
         return 0;
     return call->previous == 0 || all_reached(ranks, number, number, previous.flag, previous.done);
 }
@@ -83,7 +82,7 @@ static enum outcome enter(const struct rank_memory *ranks, size_t number, size_t
     int64_t *header = ranks[rank].headers + slot.header;
 
     if (ranks[rank].flags[slot.flag] < slot.entered) {
-        if (!is_free(ranks, number, rank, call))
+        if (!is_free(ranks, number, call))
             return NOT_BEGUN;
         memcpy(ranks[rank].copy, send->buf, (size_t)send->len);
         for (int k = 0; k < 3; k++)

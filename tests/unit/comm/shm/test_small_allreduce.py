@@ -160,12 +160,17 @@ def test_no_slot_is_overwritten_while_another_rank_may_read(
 
 def test_a_slot_in_use_is_waited_for(local_ranks: tuple[LocalRank, LocalRank]) -> None:
     first, second = local_ranks
-    theirs = second.node.sequence.next_slot()
-    for _ in range(RING):
+    theirs, own = (each.node.sequence.next_slot() for each in (second, first))
+    for _ in range(RING - 1):
         first.node.sequence.next_slot()
     slot, position, previous = first.next()
+    assert not slot.is_free()
     assert first.attend(slot, position, previous) == NOT_BEGUN
     theirs.publish(DONE)
+    assert not slot.is_free(), "this rank itself has not read it"
+    assert first.attend(slot, position, previous) == NOT_BEGUN
+    own.publish(DONE)
+    assert slot.is_free()
     assert first.attend(slot, position, previous) == BEGUN
 
 
