@@ -111,7 +111,13 @@ def shared_step(name: str, *, writes: bool = False) -> Callable[[Function], Func
 
 
 def stepped(function: Function, name: str) -> Function:
-    """Return a function that is a step as `shared_step` marks it, and writes."""
+    """Mark a function that an object keeps, and that writes memory of several ranks.
+
+    Returns
+    -------
+    callable
+        The function as it is; in a world, one with turns before and after it.
+    """
     return function
 
 

@@ -50,7 +50,7 @@ def run_ranks(
     world : Seeded, optional
         Draws the ranks' turns, delays and time from a seed, so that the run can be repeated.
         `body` starts threads by `start_thread`, and sleeps by
-        `sleep`.
+        `sleep`.  Ctrl-C ends its ranks at their next calls of the package.
 
     Returns
     -------

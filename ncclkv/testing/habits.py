@@ -74,7 +74,6 @@ class Habits:
     longest_stall : int
     by_priority : bool
         Whether the ready actor of the highest priority runs, or any.
-    priority_change_rate : float
     delay_rate : float
     longest_delay : int
     longest_leap : int
@@ -89,7 +88,6 @@ class Habits:
     stall_rate: float
     longest_stall: int
     by_priority: bool
-    priority_change_rate: float
     delay_rate: float
     longest_delay: int
     longest_leap: int
@@ -105,7 +103,6 @@ def draw_habits(random: Random) -> Habits:
         stall_rate=pick((0.0, 0.0005, 0.002, 0.008)),
         longest_stall=pick((2, 400, 1000, 2500)) * _MILLISECONDS,
         by_priority=pick((True, False, False)),
-        priority_change_rate=0.02,
         delay_rate=pick((0.0, 0.1, 0.5)),
         longest_delay=pick((20_000, 2 * _MILLISECONDS, 300 * _MILLISECONDS)),
         longest_leap=pick((200, 500, 1000)) * _MILLISECONDS,

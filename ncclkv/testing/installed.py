@@ -15,7 +15,7 @@ from ncclkv.concurrency import Function, SharedStep
 from ncclkv.kernels.host import compiled
 from ncclkv.testing import primitives
 from ncclkv.testing.habits import OWNERS, Habits
-from ncclkv.testing.threads import Thread, Threads, acting, activate
+from ncclkv.testing.threads import Thread, Threads, acting
 from ncclkv.testing.turns import Turns
 
 
@@ -25,7 +25,6 @@ def installed(threads: Threads, habits: Habits) -> Iterator[None]:
 
     The garbage collector is off meanwhile: finalizers would run at points that no seed decides.
     """
-    activate(threads)
     undo: list[Callable[[], object]] = []
     collects = gc.isenabled()
     gc.disable()

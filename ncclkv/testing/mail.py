@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ncclkv import concurrency
 from ncclkv.comm.host.threads import Incoming, Outgoing, ThreadGroup, ThreadTransport
 from ncclkv.comm.transport import Request
 from ncclkv.comm.types import Buffer
@@ -34,8 +35,8 @@ class _SeededIncoming(Incoming):
     def done(self) -> bool:
         if acting() is None or self.received:
             return super().done()
+        concurrency.point("look for a message")
         turns = active().turns
-        turns.point("look for a message")
         box = self.group.messages.get(self.address)
         if not box or box[0].arrives > turns.now or not super().done():
             return False
@@ -69,8 +70,7 @@ class SeededTransport(ThreadTransport):
             self._group.notices[peer].append((at, self.rank, data))
 
     def left_ranks(self) -> dict[int, str]:
-        if acting() is not None:
-            active().turns.point("look for notices")
+        concurrency.point("look for notices")
         now, notices = active().turns.now, self._group.notices
         self.inbox += [(sender, data) for at, sender, data in notices[self.rank] if at <= now]
         notices[self.rank] = [each for each in notices[self.rank] if each[0] > now]
@@ -103,6 +103,5 @@ class SeededTransport(ThreadTransport):
 
 def _give_turn(label: str) -> None:
     """Give a turn before a step that other ranks see."""
-    if acting() is not None:
-        active().turns.point(label)
-        active().turns.changed()
+    concurrency.point(label)
+    active().turns.changed()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from ncclkv.errors import UsageError
 from ncclkv.testing.threads import acting, active
@@ -124,12 +123,7 @@ class Lock:
     def __enter__(self) -> bool:
         return self.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -148,15 +142,10 @@ class Condition:
         self.acquire, self.release = self._lock.acquire, self._lock.release
 
     def __enter__(self) -> bool:
-        return self._lock.acquire()
+        return self.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._lock.release()
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for `notify`, at most so many seconds; return whether it came."""

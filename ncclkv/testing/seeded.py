@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, Generic, TypeVar
 
 from ncclkv import env
+from ncclkv.arguments import check_count
 from ncclkv.comm.host import threads as ranks_as_threads
 from ncclkv.errors import KVStoreError, UsageError, annotate
 from ncclkv.testing import batons
@@ -16,7 +17,7 @@ from ncclkv.testing.habits import Habits, draw_habits
 from ncclkv.testing.installed import installed
 from ncclkv.testing.mail import SeededTransport
 from ncclkv.testing.rank import run_as_rank
-from ncclkv.testing.threads import Thread, Threads, runs
+from ncclkv.testing.threads import Thread, Threads, only_world
 from ncclkv.testing.trace import Trace
 from ncclkv.testing.turns import NANOSECONDS, Turns, WorldEnd
 
@@ -128,13 +129,9 @@ class Seeded:
         NoProgress
             When no rank can go on.
         UsageError
-            While another world runs in this process.
+            When `size` is not an int above 0, or another world runs in this process.
         """
-        if runs():
-            raise UsageError(
-                "a seeded world runs in this process, and it can have one at a time; end that run "
-                "first"
-            )
+        check_count("Seeded.run: size", size, 1)
         random = Random(self.seed)
         drawn = draw_habits(random)
         habits = self._habits or drawn
@@ -143,7 +140,8 @@ class Seeded:
             random, habits, trace, batons.choose(threads=bool(self._files)), Faults(self._faults)
         )
         outcome: Outcome[Result] = Outcome()
-        with installed(Threads(turns, self._files), habits):
+        threads = Threads(turns, self._files)
+        with only_world(threads), installed(threads, habits):
             made = ranks_as_threads.communicators(size, env.timeout(timeout), SeededTransport)
             for rank, communicator in enumerate(made):
                 _Rank(rank, communicator, body, outcome, turns).start_on(rank)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import _thread
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -56,14 +57,28 @@ _active: list[Threads] = []
 """The threads of the world that runs, or of the last one."""
 
 
-def activate(threads: Threads) -> None:
-    """Let a world run."""
-    _active[:] = [threads]
+_running = threading.Lock()
+"""Held while a world runs."""
 
 
-def runs() -> bool:
-    """Return whether a world runs."""
-    return bool(_active) and _active[0].turns.current is not None
+@contextmanager
+def only_world(threads: Threads) -> Iterator[None]:
+    """Let a world run in the ``with`` block.
+
+    Raises
+    ------
+    UsageError
+        While another world runs in this process.
+    """
+    if not _running.acquire(blocking=False):
+        raise UsageError(
+            "a seeded world runs in this process, and it can have one at a time; end that run first"
+        )
+    try:
+        _active[:] = [threads]
+        yield
+    finally:
+        _running.release()
 
 
 def active() -> Threads:

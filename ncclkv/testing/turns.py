@@ -33,6 +33,9 @@ _LONGEST_PAUSE = 10 * 10**6
 _LEAP_GROWTH = 5 * 10**6
 """Nanoseconds by which the limit of pauses grows with each pause in vain."""
 
+_PRIORITY_CHANGES = 0.02
+"""The part of the turns by priority after which the actor has another priority."""
+
 _MAX_POINTS = 2_000_000
 """Points after which the ranks are said to go in circles."""
 
@@ -181,8 +184,10 @@ class Turns:
     def run(self) -> None:
         """Run all actors to their ends."""
         self.current = self._actors[int(self.draw() * len(self._actors))]
-        self._baton.run(self.current, lambda: self._stop("the run was interrupted"))
-        self.current = None
+        try:
+            self._baton.run(self.current, lambda: self._stop("the run was interrupted"))
+        finally:
+            self.current = None
 
     # What the actor that has the baton calls
 
@@ -324,7 +329,7 @@ class Turns:
         if not self._habits.by_priority:
             return ready[int(self.draw() * len(ready))]
         chosen = max(ready, key=lambda each: each.priority)
-        if self.draw() < self._habits.priority_change_rate:
+        if self.draw() < _PRIORITY_CHANGES:
             chosen.priority = self.draw() - 1
         return chosen
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 
 from tests.world.case import Case, case_of, run
 from tests.world.search import search
@@ -17,7 +18,7 @@ _SEEDS = 10**9
 """Seeds from the first one on, if the last one is not given."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.world", description=__doc__)
     parser.add_argument("--seeds", default="", metavar="A:B", help="default: new ones each time")
@@ -25,7 +26,7 @@ def main() -> int:
     parser.add_argument("--replay", type=int, metavar="SEED", help="print the trace of a seed")
     parser.add_argument("--no-shrink", action="store_true", help="report the seed as it is")
     parser.add_argument("--standin", action="store_true", help="on the stand-in of NCCL")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.replay is not None:
         return replay(case_of(given.replay, standin=given.standin))
     first, last = _range(given.seeds)

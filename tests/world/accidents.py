@@ -52,7 +52,7 @@ def accident_verdict(
     last = max(outcome.ended.values(), default=0.0)
     if isinstance(accident, Raise) and outcome.errors and last > timeout + lost + slack:
         lines.append(f"the last rank ended after {last:.1f} s")
-    return "\n".join([str(accident), *lines]) if lines else ""
+    return "\n".join([*lines, str(accident)]) if lines else ""
 
 
 def _is_named(error: BaseException, rank: int, accident: Fault) -> bool:

@@ -114,7 +114,7 @@ def reverse_verdict(
     others = [type(e).__name__ for rank, e in outcome.errors.items() if rank != expected.rank]
     if expected.some and expected.some not in others:
         lines.append(f"no rank has {expected.some}")
-    return "\n".join([f"{expected.fault}, rank {expected.rank}", *lines]) if lines else ""
+    return "\n".join([*lines, f"({expected.fault}, rank {expected.rank})"]) if lines else ""
 
 
 def says(error: BaseException, word: str) -> bool:

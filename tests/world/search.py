@@ -60,5 +60,6 @@ def search(seeds: Iterable[int], seconds: float, *, standin: bool = False) -> Re
             break
         if report.seeds % _COLLECTED == 0:
             gc.collect()
+    gc.unfreeze()
     report.cpu = time.process_time() - cpu
     return report

@@ -33,7 +33,7 @@ def _complains(case: Case, wanted: str) -> bool:
 
 
 def _smaller(case: Case) -> Iterator[Case]:
-    """Yield cases with a step, a store or a habit less, in several worlds."""
+    """Yield cases with a step less, in several worlds, or with a habit less."""
     steps = case.program.steps
     for number in range(len(steps)):
         program = replace(case.program, steps=steps[:number] + steps[number + 1 :])

@@ -253,6 +253,7 @@ class CollectiveSlot:
 
     # The collective that had this slot before
 
+    @concurrency.shared_step("slot: is free")
     def is_free(self) -> bool:
         """Return whether all ranks are done with the collective that had this slot.
 
