@@ -40,6 +40,21 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Suspend:
+    """The machine does nothing from a point on, for so many seconds: all waits become longer.
+
+    Attributes
+    ----------
+    point : int
+        Counted over all ranks, from 1.
+    seconds : float
+    """
+
+    point: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class LoseMessages:
     """No message from one rank to another arrives, from so many seconds on."""
 
@@ -48,7 +63,7 @@ class LoseMessages:
     seconds: float
 
 
-Fault = Raise | Stop | LoseMessages
+Fault = Raise | Stop | Suspend | LoseMessages
 
 
 class Faults:
@@ -61,8 +76,9 @@ class Faults:
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self._at_points = {
-            (each.rank, each.point): each for each in faults if not isinstance(each, LoseMessages)
+            (each.rank, each.point): each for each in faults if isinstance(each, Raise | Stop)
         }
+        self._suspensions = {each.point: each for each in faults if isinstance(each, Suspend)}
         self._lost = [each for each in faults if isinstance(each, LoseMessages)]
         self._points: Counter[int] = Counter()
         self._due: dict[int, Stop] = {}
@@ -79,6 +95,11 @@ class Faults:
         elif isinstance(fault, Stop):
             return fault.seconds
         return 0.0
+
+    def suspends(self, point: int) -> float:
+        """Return the seconds for which the machine does nothing at a point of the world."""
+        fault = self._suspensions.get(point)
+        return 0.0 if fault is None else fault.seconds
 
     def loses(self, sender: int, receiver: int, seconds: float) -> bool:
         """Return whether a message that is sent now is lost."""

@@ -111,6 +111,9 @@ class Accidents(Protocol):
     def at_point(self, actor: Actor) -> float:
         """Raise at a point of an actor, or return the seconds for which its rank stops."""
 
+    def suspends(self, point: int) -> float:
+        """Return the seconds for which no rank does anything at a point of the world."""
+
     def loses(self, sender: int, receiver: int, seconds: float) -> bool:
         """Return whether a message that is sent after so many seconds is lost."""
 
@@ -262,6 +265,9 @@ class Turns:
         self.points += 1
         if self.points > _MAX_POINTS:
             self.end(f"no rank has ended after {_MAX_POINTS} points")
+        if seconds := self._accidents.suspends(self.points):
+            self.now += int(seconds * NANOSECONDS)
+            self.lost += int(seconds * NANOSECONDS)
         actor.label = label
         self._trace.note(self.now, actor.number, label)
         if seconds := self._accidents.at_point(actor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ncclkv.errors import CommTimeout, KVStoreError, RankLost
-from ncclkv.testing.faults import Fault, LoseMessages, Raise, Stop
+from ncclkv.testing.faults import Fault, LoseMessages, Raise, Stop, Suspend
 from tests.world.draw import Draw
 from tests.world.oracle import Outcome, says, told
 
@@ -14,11 +14,13 @@ _POINTS = 1500
 def draw_accident(draws: Draw, size: int, timeout: float) -> Fault:
     """Draw what happens to a program of so many ranks, whose calls have so much time."""
     rank, point = draws.below(size), 1 + draws.below(_POINTS)
-    kind = draws.pick(("raise", "raise", "raise", "pause", "stop", "messages"))
+    kind = draws.pick(("raise", "raise", "raise", "pause", "suspend", "stop", "messages"))
     if kind == "raise":
         return Raise(rank, point, draws.pick((KeyboardInterrupt, MemoryError)))
     if kind == "pause":
         return Stop(rank, point, 0.5 * timeout)
+    if kind == "suspend":
+        return Suspend(point, 0.5 * timeout)
     if kind == "stop":
         return Stop(rank, point, 4.0 * timeout)
     return LoseMessages(rank, (rank + 1) % size, draws.number(1.0))
@@ -34,7 +36,7 @@ def accident_verdict(
     lost, slack : float
         As for `reverse_verdict`.
     """
-    is_pause = isinstance(accident, Stop) and accident.seconds < timeout
+    is_pause = isinstance(accident, Stop | Suspend) and accident.seconds < timeout
     allowed: tuple[type[BaseException], ...] = KVStoreError, KeyboardInterrupt, MemoryError
     if is_pause:
         allowed = ()
@@ -57,6 +59,6 @@ def accident_verdict(
 
 def _is_named(error: BaseException, rank: int, accident: Fault) -> bool:
     """Return whether the error of another rank names the one that has the accident."""
-    if isinstance(accident, LoseMessages) or rank == accident.rank:
+    if isinstance(accident, LoseMessages | Suspend) or rank == accident.rank:
         return True
     return says(error, f"rank {accident.rank}")

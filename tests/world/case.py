@@ -12,6 +12,7 @@ from ncclkv.testing import NoProgress, Seeded
 from ncclkv.testing.faults import Fault
 from ncclkv.testing.habits import Habits, draw_habits
 from tests.world.accidents import accident_verdict, draw_accident
+from tests.world.crossings import draw_crossing
 from tests.world.draw import Draw, draw
 from tests.world.faults import Expectation, break_program
 from tests.world.oracle import Outcome, environment, reverse_verdict, verdict
@@ -27,6 +28,9 @@ BROKEN = 0.3
 
 ACCIDENTS = 0.2
 """The part of the valid programs to which something happens."""
+
+CROSSINGS = 0.2
+"""The part of the seeds that are crossings of two stores, which take a twentieth of the time."""
 
 TIMEOUT, LONG_TIMEOUT = 60.0, 300.0
 """Seconds that ranks wait for each other: less where some wait in vain, since that takes points."""
@@ -48,7 +52,7 @@ class Case:
     expectation : Expectation or None
         The errors of a program that is broken on purpose.
     accident : Fault or None
-        A fault of the world that happens to a valid program.
+        A fault of the world that happens to the program.
     standin : bool
         Whether the stores are on the stand-in of NCCL.
     """
@@ -78,10 +82,15 @@ class Finding:
 
 def case_of(seed: int, *, standin: bool = False) -> Case:
     """Return the case of a seed; programs on the stand-in are valid."""
-    size, calls = Draw(f"case {seed}").pick(SIZES)
     # The program has variables of its own.
     habits = replace(draw_habits(Random(seed)), variables={})
-    faults, expectation, accident = Draw(f"fault {seed}"), None, None
+    if not standin and Draw(f"kind {seed}").chance(CROSSINGS):
+        program, expectation, suspension = draw_crossing(seed, TIMEOUT)
+        return Case(seed, program, habits, expectation, suspension)
+    size, calls = Draw(f"case {seed}").pick(SIZES)
+    faults = Draw(f"fault {seed}")
+    expectation: Expectation | None = None
+    accident: Fault | None = None
     # The stand-in makes no promise about ranks that wait in vain.
     broken = faults.chance(BROKEN) and not standin
     hit = faults.chance(ACCIDENTS) and not standin

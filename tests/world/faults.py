@@ -291,12 +291,14 @@ def _other_rate(place: _Place) -> tuple[list[p.Step], Expectation] | None:
     return steps, place.mismatch("another learning rate", "OrderMismatch", "0.75")
 
 
-def _crossing(place: _Place) -> tuple[list[p.Step], Expectation] | None:
-    if len(place.program.stores) < 2:
-        return None
-    first, second = place.draws.shuffled(range(len(place.program.stores)))[:2]
+def crossing(place: _Place) -> tuple[list[p.Step], Expectation]:
+    """Let ranks use two stores in another order."""
+    stores = place.program.stores
+    first, second = place.draws.shuffled(range(max(2, len(stores))))[:2]
+    created = [p.Create(1, place.plan)] if len(stores) < 2 else []
     kind = place.draws.pick([p.Barrier, p.AllReduce, p.AllGatherObject])
     steps = [
+        *created,
         place.others(kind(first)),
         place.alone(kind(second)),
         place.others(kind(second)),
@@ -400,7 +402,7 @@ FAULTS: tuple[Fault, ...] = (
     _other_store,
     _other_optimizer,
     _other_rate,
-    _crossing,
+    crossing,
     _forgets,
     _slow,
     *DEATHS,

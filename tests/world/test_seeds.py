@@ -26,6 +26,7 @@ SEEDS = {
     "a_launch_outside_the_order": 32,
     "a_residue_of_an_exception": 32,
     "messages_in_another_order": 4,
+    "requests_used_up_in_a_burst": 781,
     "a_slot_of_the_ring_that_its_own_rank_still_needs": 5001466,
     "a_flag_of_the_ring_that_its_own_rank_still_needs": 5000455,
 }

@@ -163,4 +163,22 @@ MUTANTS = (
         why="a receiver takes a later message for an earlier one",
         tests=_found_by("messages_in_another_order"),
     ),
+    Mutant(
+        name="requests-used-up-in-a-burst",
+        file="ncclkv/comm/diagnosis/looks.py",
+        old="""        due = waited + LONG_SECONDS
+        if not self.is_request_due(waited):
+            return self._replace(made=self.made + 1, due=due)
+        requests = self.requests + 1
+        request_due = due if requests < _CLOSE_REQUESTS else 2 * waited
+""",
+        new="""        due = self.due + LONG_SECONDS
+        if not self.is_request_due(waited):
+            return self._replace(made=self.made + 1, due=due)
+        requests = self.requests + 1
+        request_due = due if requests < _CLOSE_REQUESTS else float("inf")
+""",
+        why="ranks that cross between nodes after a pause wait until their deadline",
+        tests=_found_by("requests_used_up_in_a_burst"),
+    ),
 )

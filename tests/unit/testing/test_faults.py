@@ -10,7 +10,7 @@ import pytest
 import ncclkv
 from ncclkv.errors import CommTimeout, KVStoreError, RankLost
 from ncclkv.testing import Seeded, sleep
-from ncclkv.testing.faults import LoseMessages, Raise, Stop
+from ncclkv.testing.faults import LoseMessages, Raise, Stop, Suspend
 
 SEEDS = range(12)
 TIMEOUT = 20.0
@@ -60,6 +60,15 @@ def test_a_rank_that_stops_for_less_than_the_timeout_is_no_error(seed: int) -> N
     assert not outcome.errors
     assert outcome.results == dict.fromkeys(range(3), 3.0)
     assert min(outcome.seconds.values()) > TIMEOUT / 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_machine_that_is_suspended_is_no_error(seed: int) -> None:
+    fault = Suspend(3 * point_of(seed), TIMEOUT / 2)
+    outcome = Seeded(seed, faults=[fault]).run(3, body, TIMEOUT)
+    assert not outcome.errors
+    assert outcome.results == dict.fromkeys(range(3), 3.0)
+    assert all(seconds > TIMEOUT / 2 for seconds in outcome.seconds.values())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
