@@ -42,6 +42,9 @@ def run_threads(size: int, body: Callable[[], Result], timeout: float) -> list[R
         if failed is not None:
             stop.__cause__ = failed
         raise
+    finally:
+        if not any(rank.running for rank in ranks):
+            threads.release(made)
     failed = _first(ranks)
     if failed is not None:
         raise failed

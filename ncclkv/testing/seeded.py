@@ -145,7 +145,10 @@ class Seeded:
             made = ranks_as_threads.communicators(size, env.timeout(timeout), SeededTransport)
             for rank, communicator in enumerate(made):
                 _Rank(rank, communicator, body, outcome, turns).start_on(rank)
-            turns.run()
+            try:
+                turns.run()
+            finally:
+                ranks_as_threads.release(made)
         self.trace, self.sha256 = trace.lines, trace.sha256
         self.seconds, self.points = turns.seconds, turns.points
         self.lost = turns.lost / NANOSECONDS

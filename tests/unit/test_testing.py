@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,8 +14,15 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.errors import CommTimeout, LaunchError, RankLost, SpecMismatch, UsageError
-from ncclkv.testing import run_ranks
+from ncclkv.errors import (
+    CommTimeout,
+    LaunchError,
+    OrderMismatch,
+    RankLost,
+    SpecMismatch,
+    UsageError,
+)
+from ncclkv.testing import Seeded, run_ranks
 from tests.conformance.expect import check_words
 from tests.conformance.readme import check_first_program
 
@@ -230,3 +239,23 @@ def test_a_rank_that_returned_early_keeps_what_it_has_sent() -> None:
 
     for nbytes in (8, 1 << 13, 1 << 21):
         assert run_ranks(3, body, nbytes) == [3 * nbytes // 8 + 3] * 3
+
+
+@pytest.mark.parametrize("world", [None, Seeded(1)], ids=["threads", "a world"])
+def test_memory_of_a_failed_run_is_released(world: Seeded | None) -> None:
+    """Check it for a sum that is never complete: nobody else writes into its memory."""
+    kept: list[weakref.ref[Any]] = []
+
+    def body() -> None:
+        comm = ncclkv.comm.world()
+        array = np.zeros(3 + comm.rank)
+        kept.append(weakref.ref(array))
+        comm.allreduce(array, array).wait()
+
+    with pytest.raises(OrderMismatch) as caught:
+        run_ranks(2, body, world=world)
+    del caught
+    run_ranks(1, lambda: None, world=Seeded(1))  # the last world is kept
+    gc.collect()
+    assert len(kept) == 2
+    assert all(each() is None for each in kept)

@@ -19,6 +19,7 @@ from ncclkv.comm.buffers import allocate
 from ncclkv.comm.diagnosis.call_log import call_site
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.host.communicator import HostCommunicator
+from ncclkv.comm.messages import progress
 from ncclkv.comm.messages.progress import forget_thread, progress_engines
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.transport import Request, Transport, WrongLength
@@ -336,10 +337,10 @@ def abort(communicator: HostCommunicator, reason: str) -> None:
     Calls that wait for other ranks, and later calls, then raise an error.
     """
     communicator.abort(reason)
-    for progress in progress_engines():
-        made = progress.calls.transport
+    for engine in progress_engines():
+        made = engine.calls.transport
         if isinstance(made, ThreadTransport) and made.first is communicator.calls.transport:
-            progress.end(CommAborted(left(made.rank, made.size, reason)))
+            engine.end(CommAborted(left(made.rank, made.size, reason)))
 
 
 def leave(communicator: HostCommunicator) -> None:
@@ -348,6 +349,12 @@ def leave(communicator: HostCommunicator) -> None:
     Without the farewell the ranks that wait for this rank would wait for the whole timeout.
     """
     communicator.calls.transport.leave("its function returned without closing the store")
+
+
+def release(made: Sequence[HostCommunicator]) -> None:
+    """Release the memory of a group whose threads have ended, also of what they left in flight."""
+    firsts = [each.calls.transport for each in made]
+    progress.release(lambda each: isinstance(each, ThreadTransport) and each.first in firsts)
 
 
 def become(communicator: HostCommunicator) -> None:

@@ -65,6 +65,13 @@ def forget_thread(thread: int) -> None:
         each._thread = _NO_THREAD
 
 
+def release(wanted: Callable[[Transport], bool]) -> None:
+    """Keep no longer the engines of some transports, whose messages nobody else writes into."""
+    for each in list(_in_flight):
+        if wanted(each.calls.transport):
+            _in_flight.pop(each, None)
+
+
 def followed(steps: Steps, then: Then | None) -> Steps:
     """Take the steps of a collective, then call `then`."""
     yield from steps
