@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 from random import Random
 
@@ -14,6 +15,7 @@ from ncclkv.testing.habits import Habits, draw_habits
 from tests.world.accidents import accident_verdict, draw_accident
 from tests.world.draw import Draw, draw
 from tests.world.faults import Expectation, break_program
+from tests.world.nccl_promises import on_nccl
 from tests.world.oracle import Outcome, environment, reverse_verdict, verdict
 from tests.world.plan import Program
 from tests.world.play import play
@@ -82,12 +84,14 @@ def case_of(seed: int, *, standin: bool = False) -> Case:
     # The program has variables of its own.
     habits = replace(draw_habits(Random(seed)), variables={})
     faults, expectation, accident = Draw(f"fault {seed}"), None, None
-    # The stand-in makes no promise about ranks that wait in vain.
-    broken = faults.chance(BROKEN) and not standin
+    broken = faults.chance(BROKEN)
+    # The stand-in makes no promise about accidents.
     hit = faults.chance(ACCIDENTS) and not standin
     program = draw(seed, size, calls, timeout=TIMEOUT if broken or hit else LONG_TIMEOUT)
     if broken:
         program, expectation = break_program(program, faults)
+        if standin:
+            expectation = on_nccl(program, expectation)
     elif hit:
         accident = draw_accident(faults, size, program.timeout)
     return Case(seed, program, habits, expectation, accident, standin)
@@ -121,7 +125,7 @@ def _player(case: Case) -> Callable[[Program], None]:
         return play
     from tests.world.standin import play_on_standin  # imports CuPy
 
-    return play_on_standin
+    return partial(play_on_standin, broken=case.expectation is not None)
 
 
 def calmer(habits: Habits) -> list[Habits]:

@@ -44,6 +44,8 @@ class Expectation:
         Seconds in which every rank must end, if the world takes no time from a rank.
     later : float
         Seconds that the rank itself may take beyond these.
+    otherwise : Expectation or None
+        Errors that are as right.
     """
 
     fault: str
@@ -55,6 +57,7 @@ class Expectation:
     some: str = ""
     seconds: float = 0.0
     later: float = 0.0
+    otherwise: Expectation | None = None
 
 
 Fault = Callable[["_Place"], "tuple[list[p.Step], Expectation] | None"]

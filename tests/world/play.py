@@ -35,6 +35,7 @@ def play(program: plan.Program, make: Callable[..., Player] = Player) -> None:
             _run(player)
         except Ended:
             stack.pop_all()  # leaves the stores open
+            player.leave()
 
 
 def _run(player: Player) -> None:
