@@ -181,6 +181,8 @@ def verb(step: p.Step) -> str:
 
 def _needs_all(step: p.Step, program: p.Program) -> bool:
     """Return whether no rank can end a step before every rank has begun it."""
+    if isinstance(step, p.ByThread):
+        return _needs_all(step.call, program)
     if isinstance(step, p.PushPull):
         return program.stores[step.store].missing == "error"
     return isinstance(step, (p.Barrier, p.AllReduce, p.AllGather, p.AllGatherObject))

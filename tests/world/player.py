@@ -72,7 +72,11 @@ class Player:
         The number of the present step.
     stores : dict of int to Store
         By the numbers that steps have.
+    has_deputies : bool
+        Whether threads may make calls for the rank.
     """
+
+    has_deputies = True
 
     def __init__(self, program: p.Program, stack: ExitStack, files: ExitStack) -> None:
         self.program = program

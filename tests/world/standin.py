@@ -58,6 +58,8 @@ class StandInPlayer(Player):
         As a `Player` has them.
     """
 
+    has_deputies = False  # the streams of a step are those of the rank's own thread
+
     def __init__(self, worker: Worker, program: plan.Program, stack: ExitStack, files: ExitStack):
         super().__init__(program, stack, files)
         self._worker, self._streams = worker, worker.streams
