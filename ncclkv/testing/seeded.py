@@ -14,6 +14,7 @@ from ncclkv.errors import KVStoreError, UsageError, annotate
 from ncclkv.testing import batons
 from ncclkv.testing.faults import Fault, Faults
 from ncclkv.testing.habits import Habits, draw_habits
+from ncclkv.testing.identities import Identities
 from ncclkv.testing.installed import installed
 from ncclkv.testing.mail import SeededTransport
 from ncclkv.testing.rank import run_as_rank
@@ -140,7 +141,7 @@ class Seeded:
             random, habits, trace, batons.choose(threads=bool(self._files)), Faults(self._faults)
         )
         outcome: Outcome[Result] = Outcome()
-        threads = Threads(turns, self._files)
+        threads = Threads(turns, Identities(self.seed), self._files)
         with only_world(threads), installed(threads, habits):
             made = ranks_as_threads.communicators(size, env.timeout(timeout), SeededTransport)
             for rank, communicator in enumerate(made):

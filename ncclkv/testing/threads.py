@@ -7,15 +7,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from typing import Any
 
 from ncclkv.errors import UsageError
+from ncclkv.testing.identities import Identities
 from ncclkv.testing.lines import each_line
 from ncclkv.testing.turns import NANOSECONDS, Actor, Turns
-
-_identities = count(1 << 40)
-"""Identities of threads: no thread has had them before, in this world or in an earlier one."""
 
 
 class Threads:
@@ -24,17 +21,18 @@ class Threads:
     Parameters
     ----------
     turns : Turns
+    identities : Identities
     files : sequence of str
         The source files each of whose lines is a point.
 
     Attributes
     ----------
-    turns, files
+    turns, identities, files
         As given.
     """
 
-    def __init__(self, turns: Turns, files: Sequence[str] = ()) -> None:
-        self.turns, self.files = turns, files
+    def __init__(self, turns: Turns, identities: Identities, files: Sequence[str] = ()) -> None:
+        self.turns, self.identities, self.files = turns, identities, files
         self.by_actor: dict[Actor, Thread] = {}
 
     def current(self) -> Thread | threading.Thread:
@@ -101,6 +99,7 @@ class Thread:
     name : str
     daemon : bool
     ident : int
+        0 before its begin.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Thread:
         *,
         daemon: bool | None = None,
     ) -> None:
-        self.ident = next(_identities)
+        self.ident = 0
         self.name = name or "thread"
         self.daemon = bool(daemon)
         self._call = None if target is None else partial(target, *args, **(kwargs or {}))
@@ -130,6 +129,7 @@ class Thread:
 
     def start_on(self, rank: int) -> None:
         """Begin as a thread of a rank."""
+        self.ident = active().identities.take()
         self._actor = active().turns.add(rank, self._run)
         active().by_actor[self._actor] = self
 
@@ -142,6 +142,7 @@ class Thread:
             args = type(error), error, error.__traceback__, None
             threading.excepthook(threading.ExceptHookArgs(args))
         finally:
+            active().identities.free(self.ident)
             for each in self._joining:
                 active().turns.wake(each)
 

@@ -21,8 +21,17 @@ from tests.world.case import case_of, run
 pytestmark = pytest.mark.limit(30)
 
 
-@pytest.mark.parametrize("seed", range(60))
+BROKEN = {seed for seed in range(90) if case_of(seed, standin=True).expectation is not None}
+
+
+@pytest.mark.parametrize("seed", sorted({*range(90)} - BROKEN))
 def test_a_valid_program_ends_with_the_numbers_of_the_model(seed: int) -> None:
+    case = case_of(seed, standin=True)
+    assert not run(case).complaint, str(case)
+
+
+@pytest.mark.parametrize("seed", sorted(BROKEN))
+def test_a_broken_program_raises_what_is_promised(seed: int) -> None:
     case = case_of(seed, standin=True)
     assert not run(case).complaint, str(case)
 

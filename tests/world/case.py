@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 from random import Random
 
@@ -15,6 +16,7 @@ from tests.world.accidents import accident_verdict, draw_accident
 from tests.world.crossings import draw_crossing
 from tests.world.draw import Draw, draw
 from tests.world.faults import Expectation, break_program
+from tests.world.nccl_promises import on_nccl
 from tests.world.oracle import Outcome, environment, reverse_verdict, verdict
 from tests.world.plan import Program
 from tests.world.play import play
@@ -81,22 +83,24 @@ class Finding:
 
 
 def case_of(seed: int, *, standin: bool = False) -> Case:
-    """Return the case of a seed; programs on the stand-in are valid."""
+    """Return the case of a seed; no accident happens on the stand-in."""
     # The program has variables of its own.
     habits = replace(draw_habits(Random(seed)), variables={})
     if not standin and Draw(f"kind {seed}").chance(CROSSINGS):
-        program, expectation, suspension = draw_crossing(seed, TIMEOUT)
-        return Case(seed, program, habits, expectation, suspension)
+        crossing, errors, suspension = draw_crossing(seed, TIMEOUT)
+        return Case(seed, crossing, habits, errors, suspension)
     size, calls = Draw(f"case {seed}").pick(SIZES)
     faults = Draw(f"fault {seed}")
     expectation: Expectation | None = None
     accident: Fault | None = None
-    # The stand-in makes no promise about ranks that wait in vain.
-    broken = faults.chance(BROKEN) and not standin
+    broken = faults.chance(BROKEN)
+    # The stand-in makes no promise about accidents.
     hit = faults.chance(ACCIDENTS) and not standin
     program = draw(seed, size, calls, timeout=TIMEOUT if broken or hit else LONG_TIMEOUT)
     if broken:
         program, expectation = break_program(program, faults)
+        if standin:
+            expectation = on_nccl(program, expectation)
     elif hit:
         accident = draw_accident(faults, size, program.timeout)
     return Case(seed, program, habits, expectation, accident, standin)
@@ -130,7 +134,7 @@ def _player(case: Case) -> Callable[[Program], None]:
         return play
     from tests.world.standin import play_on_standin  # imports CuPy
 
-    return play_on_standin
+    return partial(play_on_standin, broken=case.expectation is not None)
 
 
 def calmer(habits: Habits) -> list[Habits]:

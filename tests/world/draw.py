@@ -57,6 +57,9 @@ class Draw:
 NAMES = ("a", "b", "c", "d")
 SIZES = ((3,), (1,), (), (2, 3), (0,), (300,), (9000,))
 OPTIMIZERS = ("adam", "lamb", "lars", "nag", "rmsprop", "signum")
+THREADED = 0.4
+"""The part of the programs with calls that threads make for their ranks."""
+
 SIZE_WEIGHTS = (6.0, 3.0, 1.0, 2.0, 0.5, 2.0, 1.0)
 
 
@@ -90,7 +93,19 @@ def draw(
         number = draws.below(len(stores))
         program = _Context(draws, size, number, stores, busy)
         steps.append(draws.weighted(kinds, habits)(program))
+    steps = _by_threads(Draw(f"threads {seed}"), size, steps)
     return p.Program(size, stores, tuple(steps), _environment(draws), timeout)
+
+
+def _by_threads(draws: Draw, size: int, steps: Sequence[p.Step]) -> list[p.Step]:
+    """Let threads make calls of some programs; these draws leave those of the steps as they are."""
+    rate = 0.5 if draws.chance(THREADED) else 0.0
+    return [
+        p.ByThread(draws.some(range(size)), each)
+        if isinstance(each, (p.Push, p.PushPull, p.Pull, p.AllReduce)) and draws.chance(rate)
+        else each
+        for each in steps
+    ]
 
 
 def _environment(draws: Draw) -> tuple[tuple[str, str], ...]:

@@ -44,6 +44,8 @@ class Expectation:
         Seconds in which every rank must end, if the world takes no time from a rank.
     later : float
         Seconds that the rank itself may take beyond these.
+    otherwise : Expectation or None
+        Errors that are as right.
     """
 
     fault: str
@@ -55,6 +57,7 @@ class Expectation:
     some: str = ""
     seconds: float = 0.0
     later: float = 0.0
+    otherwise: Expectation | None = None
 
 
 Fault = Callable[["_Place"], "tuple[list[p.Step], Expectation] | None"]
@@ -178,6 +181,8 @@ def verb(step: p.Step) -> str:
 
 def _needs_all(step: p.Step, program: p.Program) -> bool:
     """Return whether no rank can end a step before every rank has begun it."""
+    if isinstance(step, p.ByThread):
+        return _needs_all(step.call, program)
     if isinstance(step, p.PushPull):
         return program.stores[step.store].missing == "error"
     return isinstance(step, (p.Barrier, p.AllReduce, p.AllGather, p.AllGatherObject))

@@ -94,6 +94,14 @@ def reverse_verdict(
     slack : float
         Seconds in which ranks notice an error.
     """
+    complaint = _complaint(outcome, expected, lost, slack)
+    if not complaint or expected.otherwise is None:
+        return complaint
+    return complaint if reverse_verdict(outcome, expected.otherwise, lost, slack) else ""
+
+
+def _complaint(outcome: Outcome, expected: Expectation, lost: float, slack: float) -> str:
+    """Return the complaint about a program by one expectation alone."""
     lines = []
     # An error is raised after a second also without the report of a rank that has lost its time.
     words = expected.words if lost < _PATIENCE else expected.words[:1]

@@ -113,6 +113,14 @@ class Call(Step):
 
 
 @dataclass(frozen=True, repr=False)
+class ByThread(Step):
+    """A call that a new thread makes for some ranks, which wait for its end."""
+
+    ranks: tuple[int, ...]
+    call: Call
+
+
+@dataclass(frozen=True, repr=False)
 class Create(Call):
     """Close the store if it is open, and create it anew, perhaps with another plan."""
 

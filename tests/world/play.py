@@ -7,9 +7,11 @@ from contextlib import ExitStack
 
 from ncclkv import concurrency
 from ncclkv.errors import annotate
+from ncclkv.store.deputy import deputized
 from tests.world import others, plan
-from tests.world.actions import ACTIONS, compare
+from tests.world.actions import ACTIONS, compare, in_thread
 from tests.world.player import Ended, Player
+from tests.world.twin import Twin
 
 # Importing these is what fills the table of actions.
 MODULES = (others,)
@@ -35,6 +37,7 @@ def play(program: plan.Program, make: Callable[..., Player] = Player) -> None:
             _run(player)
         except Ended:
             stack.pop_all()  # leaves the stores open
+            player.leave()
 
 
 def _run(player: Player) -> None:
@@ -62,6 +65,7 @@ def _stores_of(steps: tuple[plan.Step, ...]) -> set[int]:
     found, created = set(), set()
     for step in steps:
         call = step.step if isinstance(step, plan.Only) else step
+        call = call.call if isinstance(call, plan.ByThread) else call
         if isinstance(call, plan.Create):
             created.add(call.store)
         elif isinstance(call, plan.Call) and call.store not in created:
@@ -73,6 +77,8 @@ def _make(player: Player, step: plan.Step) -> None:
     """Make a step on this rank."""
     if isinstance(step, plan.Call):
         _call(player, step)
+    elif isinstance(step, plan.ByThread):
+        _call_by_thread(player, step)
     elif isinstance(step, plan.Busy):
         if step.rank == player.rank:
             concurrency.sleep(step.seconds)
@@ -85,6 +91,22 @@ def _make(player: Player, step: plan.Step) -> None:
         player.fail((player.rank,))
     elif isinstance(step, plan.Return):
         raise Ended
+
+
+def _call_by_thread(player: Player, step: plan.ByThread) -> None:
+    """Make a call, on some ranks in a new thread that the rank waits for."""
+    store = player.stores.get(step.call.store)
+    # The store of one rank inside a `Twin` takes no call of another thread.
+    is_own = player.rank not in step.ranks or not player.has_deputies
+    if store is None or is_own or isinstance(store.model, Twin):
+        _call(player, step.call)
+        return
+
+    def call() -> None:
+        with deputized(store.kv):
+            _call(player, step.call)
+
+    in_thread(call)
 
 
 def _call(player: Player, step: plan.Call) -> None:

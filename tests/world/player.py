@@ -72,7 +72,11 @@ class Player:
         The number of the present step.
     stores : dict of int to Store
         By the numbers that steps have.
+    has_deputies : bool
+        Whether threads may make calls for the rank.
     """
+
+    has_deputies = True
 
     def __init__(self, program: p.Program, stack: ExitStack, files: ExitStack) -> None:
         self.program = program
@@ -151,13 +155,21 @@ class Player:
         """Fail unless an array is the value of a key."""
         array = self.numbers(found)
         if not store.spoilt and not store.model.agrees(key, array):
+            self.doubt(store)
             self.wrong(f"store {self._number(store)}, key {key!r}", array, store.model.values[key])
 
     def same(self, store: Store, what: str, found: Any, wanted: Array) -> None:
         """Fail unless the result of a verb without keys is as it should be."""
         array = self.numbers(found)
         if not store.spoilt and not np.array_equal(array, wanted):
+            self.doubt(store)
             self.wrong(f"store {self._number(store)}, {what}", array, wanted)
+
+    def doubt(self, store: Store) -> None:
+        """Raise the error of a store which promises an error after a wrong value."""
+
+    def leave(self) -> None:
+        """End without `close`, as a process does."""
 
     def wrong(self, where: str, found: Any, wanted: Any) -> None:
         """Raise the error of a value."""

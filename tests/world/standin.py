@@ -9,19 +9,31 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.comm.host import threads
+from ncclkv.errors import CommAborted
+from tests.harness.context import context_of
 from tests.nccl.standin.drawn import draw
+from tests.nccl.standin.faults import Faults
 from tests.nccl.standin.stores import StandInStores
 from tests.nccl.standin.worker import Worker, worker_of_thread
 from tests.world import plan
 from tests.world.model import Array
 from tests.world.play import play
-from tests.world.player import Player
+from tests.world.player import Player, Store
 
 
-def play_on_standin(program: plan.Program) -> None:
-    """Run a program on this rank, whose stores are on a device of the stand-in."""
+def play_on_standin(program: plan.Program, *, broken: bool = False) -> None:
+    """Run a program on this rank, whose stores are on a device of the stand-in.
+
+    Parameters
+    ----------
+    program : Program
+    broken : bool
+        Whether calls of the ranks may differ: NCCL hangs then, and the stand-in is silent.
+    """
     steps = tuple(step for step in program.steps if not _is_counted(program, step))
-    with worker_of_thread(drawn=True) as worker:
+    faults = {rank: Faults(hangs=broken) for rank in range(program.size)}
+    with worker_of_thread(faults=faults, drawn=True) as worker:
         play(replace(program, steps=steps), lambda *parts: StandInPlayer(worker, *parts))
 
 
@@ -46,14 +58,17 @@ class StandInPlayer(Player):
         As a `Player` has them.
     """
 
+    has_deputies = False  # the streams of a step are those of the rank's own thread
+
     def __init__(self, worker: Worker, program: plan.Program, stack: ExitStack, files: ExitStack):
         super().__init__(program, stack, files)
-        self._streams = worker.streams
+        self._worker, self._streams = worker, worker.streams
         self._stores = StandInStores(worker, "every_rank")
         device = worker.device
         self._own = [device.current, device.stream("a stream"), device.stream("another stream")]
 
     def open(self, **options: Any) -> Any:
+        threads._record_creation(self._worker.peers)  # as `create` does
         return self._stores.open(**options)
 
     def given(self, array: Array) -> Any:
@@ -66,6 +81,16 @@ class StandInPlayer(Player):
             return np.asarray(found)
         with self._after_this_stream():
             return self._streams.get(found)
+
+    def doubt(self, store: Store) -> None:
+        # A wrong value may come before its error, which the next wait of the host raises.
+        context_of(store.kv).comm.synchronize()
+
+    def leave(self) -> None:
+        self._worker.has_left = True
+        for store in self.stores.values():
+            comm: Any = context_of(store.kv).comm
+            comm._lifetime.fail(CommAborted("the process ended without closing the communicator"))
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:

@@ -17,7 +17,7 @@ SEEDS = {
     "a_launch_after_the_record_of_its_block": 11,
     "a_lost_wake_up": 0,
     "a_flag_before_its_data": 0,
-    "a_chunk_published_before_it_is_copied": 65,
+    "a_chunk_published_before_it_is_copied": 1079,
     "a_slot_used_again_too_early": 27,
     "a_half_used_again_too_early": 120,
     "a_mapped_array_given_back_too_early": 166,
@@ -27,6 +27,7 @@ SEEDS = {
     "a_residue_of_an_exception": 32,
     "messages_in_another_order": 4,
     "requests_used_up_in_a_burst": 781,
+    "an_engine_that_stays_with_an_ended_thread": 513,
     "a_slot_of_the_ring_that_its_own_rank_still_needs": 5001466,
     "a_flag_of_the_ring_that_its_own_rank_still_needs": 5000455,
 }

@@ -156,6 +156,14 @@ MUTANTS = (
         tests=_found_by("a_residue_of_an_exception"),
     ),
     Mutant(
+        name="an-engine-that-stays-with-an-ended-thread",
+        file="ncclkv/comm/messages/progress.py",
+        old="        self._lent += 1\n",
+        new="        self._thread, self._lent = concurrency.get_ident(), self._lent + 1\n",
+        why="a thread of another rank gets the identity, and advances this rank's collectives",
+        tests=_found_by("an_engine_that_stays_with_an_ended_thread"),
+    ),
+    Mutant(
         name="messages-in-another-order",
         file=THREADS,
         old="                self._copy(box.popleft())\n",

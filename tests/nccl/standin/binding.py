@@ -6,8 +6,10 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from ncclkv import concurrency
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl.binding import connect
+from ncclkv.comm.types import Work
 from ncclkv.errors import CommError
 from tests.nccl.standin.calls import TO_ONE, Call, Placed, check_group, place
 from tests.nccl.standin.collective import Collective
@@ -19,6 +21,9 @@ from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.hosts import twin
 from tests.nccl.standin.log import HEADER
 from tests.nccl.standin.order import HOST
+
+_LOOK_SECONDS = 0.05
+"""Seconds between two looks at the other ranks."""
 
 
 class RecordingBinding:
@@ -105,7 +110,8 @@ class RecordingBinding:
         for other, theirs in enumerate(ids):
             if theirs != unique_id:
                 raise RefusedByStandIn(f"rank {rank} and rank {other} create with different ids")
-        handle = Handle(f"communicator {len(self._handles)}", host, self._faults.absent_from)
+        name = f"communicator {len(self._handles)}"
+        handle = Handle(name, host, self._faults.absent_from, self._faults.hangs)
         self._handles.append(handle)
         self._device.log.add(f"create {handle.name}, rank {rank} of {size}")
         return handle
@@ -145,11 +151,30 @@ class RecordingBinding:
         if comm.completed < comm.launched:
             raise RefusedByStandIn(f"destroy of {comm.name} on rank {comm.rank}, which is not idle")
         comm.ended = "destroyed"
+        if look is None or not comm.hangs:
+            self._meet_at_once(comm)
+        else:
+            self._meet(comm, look)
+        comm.host.close()
+
+    def _meet_at_once(self, comm: Handle) -> None:
+        """Wait for the other ranks, and refuse the call if one is lost."""
         try:
             comm.host.control.barrier("destroy")
         except CommError as error:
             raise RefusedByStandIn(f"destroy of {comm.name} without every rank: {error}") from error
-        comm.host.close()
+
+    def _meet(self, comm: Handle, look: Callable[[], None]) -> None:
+        """Wait for the other ranks until `look` raises: NCCL itself reports no lost rank."""
+        work = comm.host.barrier()
+        try:
+            while not _is_done(work):
+                look()
+                concurrency.sleep(_LOOK_SECONDS)
+        except BaseException:
+            comm.ended = "aborted"
+            comm.host.abort("aborted")
+            raise
 
     def abort(self, comm: Handle) -> None:
         if comm.ended:
@@ -274,3 +299,11 @@ class RecordingBinding:
             [span for placed in messages for span in placed.spans],
             comm,
         )
+
+
+def _is_done(work: Work) -> bool:
+    """Return whether a wait for all ranks is over; never true once a rank is lost."""
+    try:
+        return work.done()
+    except CommError:
+        return False

@@ -176,10 +176,17 @@ class _StreamThread:
 
 
 class DrawnWatcher(Watcher):
-    """A watcher with a drawn interval, which leaves no function for forks of the process."""
+    """A watcher with a drawn interval, which leaves no function for forks of the process.
 
-    def __init__(self) -> None:
-        super().__init__(_INTERVALS[int(draw() * len(_INTERVALS))])
+    Parameters
+    ----------
+    longest : float
+        Seconds of the longest interval: waits in CuPy end so much later.
+    """
+
+    def __init__(self, longest: float) -> None:
+        intervals = [each for each in _INTERVALS if each <= longest]
+        super().__init__(intervals[int(draw() * len(intervals))])
 
     def _hook_forks(self) -> None:
         pass

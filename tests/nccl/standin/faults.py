@@ -18,11 +18,14 @@ class Faults:
         Number of the collective whose launch raises `Died` on this rank.
     async_errors : mapping of int to str
         Texts of `async_error`, each from its numbered poll on, counted from 1.
+    hangs : bool
+        Whether calls that differ between ranks hang, as NCCL's do; else they are refused.
     """
 
     absent_from: int | None = None
     dies_in: int | None = None
     async_errors: Mapping[int, str] = field(default_factory=dict)
+    hangs: bool = False
 
     def async_error(self, poll: int) -> str | None:
         """Return the error at the `poll`-th poll."""

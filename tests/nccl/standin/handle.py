@@ -26,11 +26,14 @@ class Handle:
         Graphs with collectives of this communicator that are not freed.
     hung : int or None
         Number of the first collective at which this rank does not arrive.
+    hangs : bool
+        Whether calls that differ between ranks hang; else they are refused.
     """
 
     name: str
     host: Communicator
     hung: int | None = None
+    hangs: bool = False
     launched: int = 0
     started: int = 0
     completed: int = 0

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 from ncclkv.comm.types import Work
 from ncclkv.errors import CommError
+from tests.nccl.standin.errors import RefusedByStandIn
 from tests.nccl.standin.handle import Handle
 
 
@@ -21,7 +22,7 @@ class Operation(ABC):
         self.what = f"{kind} {self.number} of {handle.name}"
         self.handle = handle
         self._work: Work | None = None
-        self._moves = False
+        self._moves = self._hangs = False
 
     @property
     def begun(self) -> bool:
@@ -33,13 +34,18 @@ class Operation(ABC):
         handle = self.handle
         if handle.aborted:
             return True
-        if not handle.may_start(self.number):
+        if self._hangs or not handle.may_start(self.number):
             return False
         try:
             return self._advance(needed or handle.size == 1)
         except CommError:
             # A rank that left takes its part with it. NCCL reports nothing.
             return False
+        except RefusedByStandIn:
+            self._hangs = handle.hangs
+            if self._hangs:
+                return False
+            raise
 
     def _advance(self, needed: bool) -> bool:
         if self._work is None:

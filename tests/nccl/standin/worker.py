@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -24,6 +25,9 @@ from tests.nccl.standin.peers import Peers
 from tests.nccl.standin.streams import RecordingStreams
 
 LIMIT = stretched(20.0)
+
+_SHORT_INTERVAL = 1.0
+"""Seconds between two looks of a watcher that ends waits in time."""
 
 _WORLD_LIMIT = 1e6
 """Seconds of a seeded world, whose ranks may lose any time."""
@@ -51,6 +55,8 @@ class Worker:
         As a process has it for its communicators; None outside a seeded world.
     broken_on_purpose : bool
         Whether the test broke the contract on purpose, so that leftover state is not checked.
+    has_left : bool
+        Whether the rank's process has ended, which waits for no other rank.
     """
 
     def __init__(
@@ -63,14 +69,15 @@ class Worker:
     ) -> None:
         self.rank, self.size = host.rank, host.size
         self.device = DrawnDevice(host.rank) if drawn else Device(host.rank, lazy, limit)
-        self.watcher: Watcher | None = DrawnWatcher() if drawn else None
+        longest = _SHORT_INTERVAL if faults.hangs else math.inf
+        self.watcher: Watcher | None = DrawnWatcher(longest) if drawn else None
         self.streams = RecordingStreams(self.device)
         self.binding = RecordingBinding(self.device, faults)
         self.kernels = StandInKernels(self.streams)
         self.binding.offer_later(host, limit)
         self.peers: Any = Peers(host, self.binding, limit, self.device.log)
         self.log = self.device.log
-        self.broken_on_purpose = False
+        self.broken_on_purpose = self.has_left = False
 
     def __repr__(self) -> str:
         return f"<{HEADER}, rank {self.rank} of {self.size}>"
@@ -155,4 +162,5 @@ def worker_of_thread(
             worker.check()
     finally:
         worker.close()
-    host.close()
+    if not worker.has_left:
+        host.close()
