@@ -1,4 +1,4 @@
-"""Events that a rank sends to ``ncclkv run``: a failure and its reason, and the start of MPI.
+"""Events that a rank sends to ``ncclkv run``: a failure and its reason, the start of MPI, a page.
 
 The events are written to a pipe that the rank inherits from its supervisor, `ncclkv.cli.rank`.
 Text on stderr would be ambiguous, because any program may write there.
@@ -27,7 +27,10 @@ MPI_BEGINS = "mpi-begins"
 MPI_RUNS = "mpi-runs"
 """Events: the rank enters MPI_Init, which waits for all ranks; the rank has left MPI_Init."""
 
-EVENTS = (FAILED, BROKEN, EXITS, MPI_BEGINS, MPI_RUNS)
+PAGE = "page"
+"""Event: a store has a page of its last calls; process, address and length in bytes follow."""
+
+EVENTS = (FAILED, BROKEN, EXITS, MPI_BEGINS, MPI_RUNS, PAGE)
 
 PREFIX = "ncclkv-event "
 """Beginning of an event; other lines come from a program that writes to the inherited pipe."""

@@ -88,6 +88,15 @@ class Connections:
                 with suppress(OSError):  # reading from a broken connection reports its end
                     peer.connection.send(frame)
 
+    def send_to(self, rank: int, kind: bytes, data: bytes) -> bool:
+        """Send a frame to one rank; return whether the rank is connected."""
+        for peer in self._peers:
+            if peer.rank == rank:
+                with suppress(OSError):
+                    peer.connection.send(wire.frame(kind, data))
+                    return True
+        return False
+
     def pause(self, ranks: set[int]) -> None:
         """Read from all ranks except `ranks`, whose output then waits on their side."""
         for peer in self._peers:

@@ -28,6 +28,7 @@ from ncclkv.cli.process import PR_SET_PDEATHSIG
 from ncclkv.cli.rank import ALONE, TORCH_ENV
 from ncclkv.cli.report import how
 from ncclkv.cli.silence import Silence
+from ncclkv.cli.status_socket import StatusSocket
 from ncclkv.system.processes import stat_of
 
 _RANK = Path(__file__).with_name("rank.py")
@@ -117,6 +118,7 @@ class Job:
             partial(self._note_signal, signal.SIGTERM),
             start.output,
         )
+        self._status = StatusSocket(self._ranks, self._connections, self._selector)
         self._launcher_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._streams = [
             LauncherStream(partial(self._output.between, kind), self._launcher_lines.append)
@@ -155,6 +157,7 @@ class Job:
             lines = [*self._launcher_lines]
             return Outcome(self._ranks, self._seconds(), code, lines, self._interrupted_by)
         finally:
+            self._status.close()
             self._connections.close()
             self._selector.close()
             for number, handler in before.items():
@@ -209,6 +212,7 @@ class Job:
             os.killpg(process.pid, number)
             self._limit = now + _INTERRUPTED_SECONDS
         self._silence.look(self._ranks.values(), self._seconds())
+        self._status.look()
         if self._failed() and self._limit is None:
             self._limit = now + _FAILED_SECONDS
         ended = all(rank.over for rank in self._ranks.values())
@@ -278,6 +282,9 @@ class Job:
         """Process a frame of a rank's supervisor, or the end of its connection."""
         if kind in (wire.OUT, wire.ERR):
             self._output.feed(number, kind, data)
+            return
+        if kind == wire.PAGES:
+            self._status.take(number, data)
             return
         rank = self._ranks[number]
         is_first = not self._failed()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ncclkv import notify
 from ncclkv.cli import wire
+from ncclkv.cli.memory import Place
 from ncclkv.system import abort
 
 LAST_LINES = 12
@@ -24,6 +25,9 @@ _FAILED = re.compile(r"ncclkv: (?:a rank|rank (\d+)).* failed, ending the job: (
 _EVENT = re.compile(rf"{notify.PREFIX}({'|'.join(notify.EVENTS)}) ?(.*)", re.DOTALL)
 
 _LARGEST_CODE = 255
+
+_MOST_PAGES = 16
+"""Number of pages of a rank that are kept, the newest ones."""
 
 _MPI_ERROR = "Other MPI error"
 """First words of MPICH's error for a broken connection, such as that to a failed rank."""
@@ -74,6 +78,8 @@ class Rank:
     exits : Exit or None
     broken : str
         The last error of its stores, which the program may have caught; empty without one.
+    pages : dict of (int, int) to Place
+        Where the pages of its stores are, by process and address.
     mpi : str
         `notify.MPI_BEGINS` inside MPI's start, `notify.MPI_RUNS` after it, else empty.
     killed : bool
@@ -102,6 +108,7 @@ class Rank:
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     errors: list[str] = field(default_factory=list)
     place: str = ""
+    pages: dict[tuple[int, int], Place] = field(default_factory=dict)
 
     def take(self, kind: bytes, text: str, seconds: float) -> bool:
         """Process a frame of the supervisor; an empty kind is the end of the connection.
@@ -140,6 +147,13 @@ class Rank:
             if value != notify.UNKNOWN and not (value.isdecimal() and int(value) <= _LARGEST_CODE):
                 return False
             self.exits = Exit(None if value == notify.UNKNOWN else int(value), seconds)
+        elif event == notify.PAGE:
+            place = Place.read(value)
+            if place is None:
+                return False
+            self.pages[place.pid, place.address] = place
+            if len(self.pages) > _MOST_PAGES:  # the oldest is most likely that of a closed store
+                del self.pages[next(iter(self.pages))]
         else:
             self.mpi = event
         return True

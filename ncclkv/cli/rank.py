@@ -35,7 +35,7 @@ if __name__ == "__main__":
     _skip_package_imports()
 
 from ncclkv import concurrency, env  # noqa: E402
-from ncclkv.cli import descendants, process, torch_env, wire  # noqa: E402
+from ncclkv.cli import descendants, memory, process, torch_env, wire  # noqa: E402
 from ncclkv.cli.link import FULL_BYTES, Link, RunnerEnded, connect  # noqa: E402
 
 ALONE = "--alone"
@@ -170,6 +170,11 @@ class Supervisor:
             self._master = data.decode()
         elif kind == wire.SIGNAL and self._child and self._code is None:
             os.kill(self._child, int(data))
+        elif kind == wire.LOOK:
+            pages = memory.pack(data.decode())
+            for start in range(0, len(pages), wire.CHUNK):
+                self._send(wire.PAGES, pages[start : start + wire.CHUNK])
+            self._send(wire.PAGES, b"")
         elif kind in (wire.KILL, wire.ALL_ENDED):
             self._released = True
         if kind == wire.KILL:

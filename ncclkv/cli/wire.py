@@ -27,8 +27,10 @@ STOPPED, CONTINUED = b"s", b"c"
 EVENT = b"n"
 ENDED = b"x"
 MASTER = b"m"
+PAGES = b"p"
 """Kinds of a supervisor's frames: `HELLO_FORM`; pid and host; output; a signal's number; a line of
-`notify`; an exit code; host and a free port of rank 0, for `torch_env`."""
+`notify`; an exit code; host and a free port of rank 0, for `torch_env`; a piece of `memory.pack`,
+the last one empty."""
 
 HELLO_FORM = struct.Struct(f"!I{NONCE_BYTES}s{PROOF_BYTES}s")
 """Rank, nonce and proof of a supervisor."""
@@ -36,8 +38,9 @@ HELLO_FORM = struct.Struct(f"!I{NONCE_BYTES}s{PROOF_BYTES}s")
 KILL = b"K"
 SIGNAL = b"S"
 ALL_ENDED = b"A"
+LOOK = b"L"
 """Kinds of the runner's frames, beside `MASTER` with an address: end the command now; send it a
-signal, with the number; every rank has ended."""
+signal, with the number; every rank has ended; send the pages of a `memory` request."""
 
 CHUNK = 1 << 16
 """Maximum bytes of data in a frame."""

@@ -134,6 +134,26 @@ def test_the_sudden_end_of_the_runner_ends_all_ranks(hosts: Jobs) -> None:
     assert ended.code != 0
 
 
+def test_status_shows_the_ranks_of_all_hosts(hosts: Jobs) -> None:
+    shown = ""
+
+    def look() -> None:
+        nonlocal shown
+        login = hosts.network.login
+        try:
+            shown = login.run("env", f"PYTHONPATH={ROOT}", *RUN[:-1], "status")
+        finally:
+            lines = login.run("ps", "-e", "-o", "pid=,args=").splitlines()
+            runner = next(line.split()[0] for line in lines if "-m ncclkv run" in line)
+            login.run("kill", "-TERM", runner)
+
+    hosts.program("steps.py", "none", "0", "1000000", run=True, fault=look, **agents(hosts))
+    _, _, *rows = shown.splitlines()
+    assert len(rows) == hosts.size, shown
+    for rank, row in enumerate(rows):
+        assert re.match(rf" *{rank} +{hosts.host_of(rank)} +\d+ +(runs|waits) +\w+\(", row), shown
+
+
 def test_a_cut_link(hosts: Jobs) -> None:
     network = hosts.network
     ended = hosts.program(

@@ -21,7 +21,7 @@ from ncclkv.kernels.host import compiled
 from ncclkv.testing import run_ranks
 
 READS_OR_WRITES = re.compile(r"(flags|headers)\[|\b_own\b|pack_into|unpack_from")
-OF_THE_IDENTITY = {"__init__", "identify", "process", "show_stacks"}
+OF_THE_IDENTITY = {"__init__", "identify", "process", "show_stacks", "announce"}
 """Methods of a page that touch words which never change after the creation of the store."""
 
 

@@ -12,7 +12,9 @@ import socket
 import struct
 from collections.abc import Collection, Mapping, Sequence
 
-from ncclkv import concurrency
+import numpy as np
+
+from ncclkv import concurrency, notify
 from ncclkv.comm.diagnosis import call_log
 from ncclkv.comm.diagnosis.call_log import CALLS, CallRing
 from ncclkv.comm.diagnosis.reports import OtherWait, Report, Wait
@@ -80,6 +82,11 @@ class FlightRecorder:
         host = socket.gethostname().encode(errors="replace")[:64]
         identity = os.getpid(), namespace(), concurrency.get_ident(), stacks.signal_here(), host
         _HEAD.pack_into(self._own, 0, 0, *identity)
+
+    def announce(self) -> None:
+        """Tell ``ncclkv run``, if it runs this rank, where in its memory this rank's page is."""
+        address = np.frombuffer(self._own, np.uint8).ctypes.data
+        notify.notify(notify.PAGE, f"{os.getpid()} {address} {NBYTES}")
 
     @concurrency.shared_step("page: record other wait", writes=True)
     def record_other_wait(

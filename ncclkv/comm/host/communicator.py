@@ -106,6 +106,8 @@ class HostCommunicator(Communicator):
             self.first_node = 0 in self._node.ranks
             self._node.sequence.digest = self.digest
             self._progress.calls.recorder = FlightRecorder(transport.rank, self._node.pages)
+        if share:
+            self._progress.calls.recorder.announce()
         self._reductions = Reductions(self.rank, self.size, self._node, self._progress, self._tags)
         self._closed = False
 
