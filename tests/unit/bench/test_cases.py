@@ -20,6 +20,7 @@ from bench.cases import (
     many_keys,
     memory_use,
     models,
+    sweep,
     torch_modules,
     updates,
 )
@@ -152,7 +153,24 @@ class Broken(SoloCommunicator):
         return DoneWork()
 
 
-@pytest.mark.parametrize("part", ["raw", "sizes", "allreduce", "flush"])
+def test_a_library_that_does_nothing_fails_the_sizes(monkeypatch):
+    class Idle(Ours):
+        """A library whose calls do nothing."""
+
+        def start(self, send, receive):
+            return lambda: None
+
+    monkeypatch.setattr(sweep, "Ours", Idle)
+
+    def body(job):
+        sweep.run(job)
+        return job.wrong
+
+    wrong = on_threads(body)
+    assert wrong[0] == wrong[1] > 0
+
+
+@pytest.mark.parametrize("part", ["raw", "allreduce", "flush"])
 def test_a_wrong_communicator_fails_the_case(part):
     comm = Broken(10.0)
     job = Job(comm, HostMemory(comm), OPTIONS)
