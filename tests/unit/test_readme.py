@@ -11,6 +11,7 @@ from inspect import signature
 import pytest
 
 import ncclkv
+from ncclkv import errors
 from ncclkv.errors import OrderMismatch
 from ncclkv.store.backends import RANKS
 from tests.conformance.readme import README, check_first_program, programs
@@ -92,6 +93,13 @@ def test_every_verb_of_the_page_exists() -> None:
     names = re.findall(r"`(?:with kv\.)?(\w+)[`(]", " ".join(first_column))
     assert len(names) > 20
     assert [name for name in names if not hasattr(ncclkv.KVStore, name)] == []
+
+
+def test_every_error_has_a_place_in_troubleshooting() -> None:
+    text = (DOCS / "troubleshooting.md").read_text()
+    names = [name for name, kind in vars(errors).items() if isinstance(kind, type)]
+    assert len(names) > 20
+    assert [name for name in names if not re.search(rf"## {name}\n|`{name}`", text)] == []
 
 
 def test_every_link_is_absolute_and_has_a_target() -> None:
