@@ -106,9 +106,15 @@ def test_every_link_is_absolute_and_has_a_target() -> None:
     links = re.findall(r"\]\(([^)]+)\)", README.read_text())
     assert len(links) > 15
     for link in links:
-        place = re.fullmatch(rf"(?:{SITE}(?:blob|tree)/main/|{RAW})([^#]+)(?:#([\w-]+))?", link)
+        place = re.fullmatch(rf"(?:{SITE}blob/main/|{RAW})([^#]+)(?:#([\w-]+))?", link)
         assert place is not None, link
         assert (ROOT / place[1]).exists(), link
         if place[2]:
             titles = re.findall(r"^#+ (.*)", (ROOT / place[1]).read_text(), re.MULTILINE)
             assert place[2] in [title.lower().replace(" ", "-") for title in titles]
+
+
+def test_every_example_has_a_row() -> None:
+    page = (DOCS / "examples.md").read_text()
+    names = {path.name for path in (DOCS / "examples").iterdir() if path.is_file()}
+    assert [name for name in names if f"](examples/{name})" not in page] == []
