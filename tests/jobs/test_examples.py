@@ -45,7 +45,7 @@ def test_the_transformation_of_jax_is_a_part_of_a_chain_of_optax(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    reason = "optax is absent; pip install optax"
+    reason = "optax is absent; the extra `jax` installs it"
     optax: Any = pytest.importorskip("optax", reason=reason)
     example = runpy.run_path(str(EXAMPLES / "jax_pytree.py"))
     with ncclkv.create("local") as kv:
