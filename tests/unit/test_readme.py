@@ -118,3 +118,21 @@ def test_every_example_has_a_row() -> None:
     page = (DOCS / "examples.md").read_text()
     names = {path.name for path in (DOCS / "examples").iterdir() if path.is_file()}
     assert [name for name in names if f"](examples/{name})" not in page] == []
+
+
+GUIDE = (
+    *("running", "stores", "verbs", "optimizers", "trainer", "torch", "gpu", "checkpoints"),
+    *("communicators", "errors", "troubleshooting", "examples"),
+)
+"""Pages that have a reason, an example, facts and limits, in this order."""
+
+
+@pytest.mark.parametrize("page", GUIDE)
+def test_a_page_has_its_reason_first_then_an_example_and_limits_last(page: str) -> None:
+    text = (DOCS / f"{page}.md").read_text()
+    begin, *sections = text.split("\n## ")
+    title, reason, *_ = begin.split("\n\n")
+    assert title.startswith("# ")
+    assert reason.startswith("*Read this page ")
+    assert "```" in begin
+    assert sections[-1].startswith("Limits\n")
