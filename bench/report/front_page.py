@@ -25,7 +25,7 @@ Rows = dict[str, dict[str, float]]
 
 
 def read(page: str) -> tuple[str, Rows]:
-    """Return the line above the newest table with columns "ours" and "beside", and its rows."""
+    """Return commit, date and machine of the table "ours, beside, ratio", and its rows."""
     found = re.search(r"(Commit [^\n]*)\n\n\| \| ours \| beside .*?(?:\n\n|\Z)", page, re.DOTALL)
     if found is None:
         raise ValueError("docs/performance.md has no table with the columns ours and beside")
@@ -35,10 +35,11 @@ def read(page: str) -> tuple[str, Rows]:
     ):
         others = re.findall(r"([A-Z]\w+) ([\d.]+)", beside)
         rows[number] = {"ncclkv": float(ours), **{name: float(time) for name, time in others}}
-    return found[1], rows
+    where = re.match(r"Commit (\w+)[^(]*\(([^)]*)\)", found[1])
+    return f"commit {where[1]}, {where[2]}" if where else found[1], rows
 
 
-def draw(rows: Rows, name: str) -> None:
+def draw(about: str, rows: Rows, name: str) -> None:
     """Draw a panel of bars for each row that has a title; shorter bars are better."""
     from matplotlib.figure import Figure
 
@@ -55,9 +56,9 @@ def draw(rows: Rows, name: str) -> None:
         axes.set_xlim(0, 1.12 * longest)
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
-    panels[-1].set_xlabel("milliseconds, median; 4 ranks on 2 cores of one host")
+    panels[-1].set_xlabel(f"milliseconds, median; 4 ranks; {about}")
     figure.savefig(name, dpi=110)
 
 
 if __name__ == "__main__":
-    draw(read(PAGE.read_text())[1], sys.argv[1])
+    draw(*read(PAGE.read_text()), sys.argv[1])

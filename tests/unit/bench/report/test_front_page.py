@@ -11,7 +11,7 @@ from bench.report.front_page import PAGE, TITLES, draw, read
 
 def test_the_page_has_the_rows() -> None:
     about, rows = read(PAGE.read_text())
-    assert about.startswith("Commit ")
+    assert about.startswith("commit ")
     for number in TITLES:
         ours, *others = rows[number].values()
         assert others
@@ -20,7 +20,10 @@ def test_the_page_has_the_rows() -> None:
 
 def test_a_table_is_read() -> None:
     table = "| | ours | beside | ratio |\n|---|---|---|---|\n| 2 | 4.5 ms | Gloo 9 | 0.5 |"
-    assert read(f"Commit a.\n\n{table}") == ("Commit a.", {"2": {"ncclkv": 4.5, "Gloo": 9.0}})
+    assert read(f"Commit a1 on a host (2026, idle) has:\n\n{table}") == (
+        "commit a1, 2026, idle",
+        {"2": {"ncclkv": 4.5, "Gloo": 9.0}},
+    )
 
 
 def test_a_page_without_a_table_is_refused() -> None:
@@ -31,5 +34,5 @@ def test_a_page_without_a_table_is_refused() -> None:
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is absent; the extra `plot` installs it")
     name = tmp_path / "figure.png"
-    draw(read(PAGE.read_text())[1], str(name))
+    draw(*read(PAGE.read_text()), str(name))
     assert name.read_bytes().startswith(b"\x89PNG")
