@@ -853,8 +853,9 @@ are ints, such as 3; use one kind
 
         Notes
         -----
-        `key` is as the user gave it; `input` is the sum over all ranks.  Both arrays are NumPy
-        arrays of the key's shape and belong to the store: copy them to keep them.
+        `key` is as the user gave it; `input` is the sum over all ranks.  Both arrays have the key's
+        shape and belong to the store: copy them to keep them.  They are NumPy's, or CuPy's in a
+        store on a GPU.
 
         With ``update_on="sharded"`` each key has one rank that calls the updater for it.  The
         updater is called before ``push`` returns, once for each key pushed: ints ascending,

@@ -11,10 +11,14 @@ import numpy as np
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
+def programs() -> list[str]:
+    """Return the texts of all programs, which run as they stand."""
+    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
 def first_program() -> str:
     """Return the program's text."""
-    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    return str(program)
+    return programs()[0]
 
 
 def run_first_program() -> list[tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from tests.harness.job import start
 from tests.harness.slow import stretched
 from tests.jobs.conftest import ROOT
 
-PAGE, README = ROOT / "docs" / "from-ddp.md", ROOT / "README.md"
+PAGE, TORCH = ROOT / "docs" / "from-ddp.md", ROOT / "docs" / "torch.md"
 BEFORE, AFTER = (ROOT / "docs" / "examples" / f"ddp_{name}.py" for name in ("before", "after"))
 EPOCHS = 4
 
@@ -85,8 +85,8 @@ def test_the_page_shows_all_lines_of_both_scripts() -> None:
     ]
 
 
-def test_the_readme_counts_the_lines_that_change() -> None:
+def test_the_page_of_torch_counts_the_lines_that_change() -> None:
     lines = [line for line in differences() if line[1:].strip()]
     gone, new, all_before = (sum(line[0] in signs for line in lines) for signs in ("-", "+", "- "))
-    assert f"{gone} of {all_before} lines" in " ".join(README.read_text().split())
+    assert f"{gone} of {all_before} lines" in " ".join(TORCH.read_text().split())
     assert new <= gone

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.readme import README
 from tests.harness.slow import stretched
 from tests.jobs.conftest import LIMIT, ROOT
 
 EXAMPLE = ROOT / "docs" / "examples" / "signals.py"
+PAGE = ROOT / "docs" / "running.md"
 
 pytestmark = pytest.mark.limit(60)
 
@@ -108,8 +108,8 @@ def test_signals_for_the_program_end_no_process_of_the_runner(
         job.process.wait(stretched(LIMIT))
 
 
-def test_the_readme_shows_the_example() -> None:
-    text = README.read_text()
+def test_the_page_shows_the_example() -> None:
+    text = PAGE.read_text()
     block = re.search(r"```\n(asked, agreed = .*?)```", text, re.DOTALL)
     assert block is not None
     example = [line.strip() for line in EXAMPLE.read_text().splitlines()]

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.readme import README
 from tests.harness.slow import stretched
 from tests.jobs.conftest import PROGRAMS, ROOT
+
+PAGE = ROOT / "docs" / "running.md"
 
 pytestmark = pytest.mark.limit(60)
 
@@ -85,8 +86,8 @@ def test_torch_distributed_beside_a_store(options: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("mpi", ["MPICH", "Open MPI"])
-def test_the_lines_of_the_readme_for_plain_mpirun(mpi: str) -> None:
-    found = re.findall(r"^mpirun -n 4 (sh -c 'LOCAL_RANK=.* exec )python train.py'$", *_readme())
+def test_the_lines_of_the_page_for_plain_mpirun(mpi: str) -> None:
+    found = re.findall(r"^mpirun -n 4 (sh -c 'LOCAL_RANK=.* exec )python train.py'$", *_page())
     assert len(found) == 2
     line = found[mpi == "Open MPI"]
     folder = Path(sys.executable).parent
@@ -101,5 +102,5 @@ def test_the_lines_of_the_readme_for_plain_mpirun(mpi: str) -> None:
     assert lines == ["0 2 - - - -", "1 2 - - - -"]
 
 
-def _readme() -> tuple[str, re.RegexFlag]:
-    return README.read_text(), re.MULTILINE
+def _page() -> tuple[str, re.RegexFlag]:
+    return PAGE.read_text(), re.MULTILINE

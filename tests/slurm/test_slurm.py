@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.readme import README
+from tests.conformance.readme import first_program
 from tests.harness.source import ROOT
 from tests.slurm.cluster import PROGRAMS, Cluster
 
@@ -25,9 +25,8 @@ DEAD_RANK = PROGRAMS / "dead_rank.py"
 @pytest.fixture
 def first(cluster: Cluster) -> Path:
     """Return README's first program."""
-    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     path = cluster.folder / "first.py"
-    path.write_text(program)
+    path.write_text(first_program())
     return path
 
 
