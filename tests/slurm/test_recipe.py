@@ -23,6 +23,13 @@ def submit(cluster: Cluster, saved: Path, *options: str) -> Batch:
     return job
 
 
+def cancel(cluster: Cluster, job: Batch) -> None:
+    """End a job that runs; a job that the signal has ended would have FAILED."""
+    assert cluster.run("scancel", str(job.number)).code == 0
+    job.end()
+    assert cluster.state_of(job.number)["JobState"] == "CANCELLED", job.output
+
+
 @pytest.mark.limit(180)
 def test_slurm_sends_the_signal_before_the_limit_and_the_next_job_continues(
     cluster: Cluster,
@@ -32,10 +39,8 @@ def test_slurm_sends_the_signal_before_the_limit_and_the_next_job_continues(
     job = submit(cluster, saved, "--time=1", "--signal=B:USR1@10")
     assert job.output.startswith(f"ncclkv run: {RANKS} ranks, from SLURM_NTASKS={RANKS}\n")
     cluster.until(lambda: any(saved.glob("example/step-*")), lambda: job.output, seconds=75)
-    assert cluster.run("scancel", str(job.number)).code == 0
-    job.end()
+    cancel(cluster, job)
     job = submit(cluster, saved)
     (start,) = {int(step) for step in re.findall(r"begins at step (\d+)", job.output)}
     assert start > 0, job.output
-    assert cluster.run("scancel", str(job.number)).code == 0
-    job.end()
+    cancel(cluster, job)
