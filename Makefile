@@ -35,6 +35,10 @@ lint: $(READY)-lint  ## check style and types
 	$(TOOLS)/ruff check
 	$(TOOLS)/ruff format --check
 	$(TOOLS)/mypy
+	$(TOOLS)/shellcheck .ci/run launch/*.sh launch/*.sbatch tests/hosts/lab/*.sh
+	$(TOOLS)/yamllint --strict launch
+	$(TOOLS)/hadolint launch/Dockerfile
+	$(TOOLS)/check-jsonschema --schemafile tests/hosts/mpijob.schema.json launch/kubernetes-mpijob.yaml
 
 clean:  ## remove the environments and all other files that targets made
 	rm -rf .venv .venv-mxnet .venv-oldest .venv-openmpi build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
