@@ -1,7 +1,7 @@
 """``launch/kubernetes-mpijob.yaml``: its commands in pods that are machines of namespaces.
 
-The pods have the file's sshd, keys and hostfile as Kubeflow's operator gives them, ssh's settings of
-``launch/Dockerfile``, a user without rights and without a home, and a /dev/shm of 64 MB.
+The pods have the file's sshd, keys and hostfile as Kubeflow's operator gives them, the settings of
+ssh of ``launch/Dockerfile``, a user without rights and without a home, and a /dev/shm of 64 MB.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def container(job: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def in_pod(machine: Machine, command: list[str], variables: dict[str, str]) -> list[str]:
-    """Return the command that runs another one in a pod, as its user, with these variables alone."""
+    """Return the command that runs another one in a pod, as its user, with these variables."""
     words = [f"{name}={text}" for name, text in variables.items()]
     user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
     return [*machine.enter, *user, "env", "-i", f"--chdir={ROOT}", *words, *command]
