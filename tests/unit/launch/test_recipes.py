@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,20 @@ def test_the_lines_of_the_page_are_those_of_the_files():
     ):
         assert line in PAGE
         assert any(line in text for text in texts), line
+
+
+def test_the_agent_of_the_page_runs_a_command_in_a_pod(tmp_path):
+    """Check the command that it gives kubectl, for the arguments of MPICH's mpirun."""
+    (text,) = re.findall(r"```\n(#!/bin/bash\n# agent.sh .*?)```", PAGE, re.DOTALL)
+    for name, script in (("agent.sh", text), ("kubectl", '#!/bin/sh\nprintf "<%s>" "$@"\n')):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["./agent.sh", "-x", "train-worker-0.train.default.svc", "proxy", "--port", "a:1"],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "<exec><train-worker-0><--><sh><-c><proxy --port a:1>"
