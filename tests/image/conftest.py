@@ -6,6 +6,8 @@ Without root, debootstrap or a network the tests are skipped, and the last line 
 from __future__ import annotations
 
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -21,12 +23,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory):
+def folder():
+    """Return a folder for roots, of some gigabytes: pytest's own would stay after the tests."""
+    with tempfile.TemporaryDirectory(prefix="image-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def base(folder):
     """Make the root of the release that the Dockerfile and Apptainer's file name."""
     texts = [(ROOT / "launch" / name).read_text() for name in ("Dockerfile", "apptainer.def")]
     (suite,) = set(re.findall(r"^(?:FROM|From:) debian:(\w+)-slim", "\n".join(texts), re.MULTILINE))
-    folder = tmp_path_factory.mktemp("image") / "base"
-    if reason := build.missing() or build.bootstrap(folder, suite):
+    made = folder / "base"
+    if reason := build.missing() or build.bootstrap(made, suite):
         REASONS.append(reason)
         pytest.skip(reason)
-    return folder
+    return made

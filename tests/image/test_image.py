@@ -20,13 +20,13 @@ done
 
 
 @pytest.fixture(scope="module")
-def image(base, tmp_path_factory):
-    return build(ROOT / "launch" / "Dockerfile", base, tmp_path_factory.mktemp("stages"))
+def image(base, folder):
+    return build(ROOT / "launch" / "Dockerfile", base, folder)
 
 
-def test_commands_cannot_write_to_this_machine(base, tmp_path):
+def test_commands_cannot_write_to_this_machine(base, folder):
     """Check the mounts: the scripts of packages run as root there."""
-    shown = Root(base, tmp_path / "root").run("cat", "/proc/mounts").stdout
+    shown = Root(base, folder / "mounts").run("cat", "/proc/mounts").stdout
     mounts = [line.split()[1:4] for line in shown.splitlines()]
     of_machine = [(path, kind) for path, kind, options in mounts if "rw" in options.split(",")]
     own = {"/": None, "/proc": "proc", "/dev": "tmpfs", "/dev/shm": "tmpfs"}
@@ -51,9 +51,9 @@ def test_the_command_of_a_worker_of_kubernetes(image):
     assert (done.returncode, done.stdout) == (0, "reached\n"), done.stderr
 
 
-def test_a_job_in_the_image_of_apptainer(base, tmp_path):
+def test_a_job_in_the_image_of_apptainer(base, folder):
     parts = sections(ROOT / "launch" / "apptainer.def")
-    root = Root(base, tmp_path / "root")
+    root = Root(base, folder / "apptainer")
     for line in parts["files"]:
         source, target = line.split()
         root.copy(ROOT / source, target)
