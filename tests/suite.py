@@ -199,6 +199,8 @@ def by_name() -> list[Run]:
         Run("nccl-ranks", (*ranks(3), *CONTRACT), 240, 3),
         # It makes an environment of its own, and so needs a network the first time.
         Run("oldest", ("launch/oldest.sh",), 600),
+        # It installs packages of Debian and of an index of Python's: minutes, and a network.
+        Run("image", (sys.executable, "-m", "pytest", "--durations=20", "tests/image"), 1800, 2),
         # Without its environment, which `launch/mxnet.sh setup` makes, it prints the reason.
         Run("mxnet", ("launch/mxnet.sh",), 600, 2),
     ]

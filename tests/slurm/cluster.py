@@ -144,14 +144,34 @@ class Cluster:
         options : str
             Of sbatch.
         """
+        return self._submit(*options, "--wrap", command)
+
+    def submit_file(self, path: Path, *options: str, **variables: str) -> Batch:
+        """Submit a file as a batch job; options go before those in the file.
+
+        Parameters
+        ----------
+        path : Path
+        options : str
+            Of sbatch.
+        variables : str
+            Of the job's environment.
+        """
+        exported = ",".join(["ALL", *(f"{name}={text}" for name, text in variables.items())])
+        return self._submit(f"--export={exported}", *options, str(path))
+
+    def _submit(self, *words: str) -> Batch:
+        """Submit a batch job, whose output goes to a file that all machines see."""
         output = self.folder / f"output-{secrets.token_hex(4)}"
-        done = self.run("sbatch", "--parsable", f"--output={output}", *options, "--wrap", command)
+        done = self.run("sbatch", "--parsable", f"--output={output}", *words)
         assert done.code == 0, done.err
         return Batch(self, int(done.out), output)
 
-    def until(self, ready: Callable[[], bool], output: Callable[[], str] = str) -> None:
+    def until(
+        self, ready: Callable[[], bool], output: Callable[[], str] = str, seconds: float = LIMIT
+    ) -> None:
         """Wait until a condition holds; the error has the output, and the daemons' own."""
-        limit = time.monotonic() + stretched(LIMIT)
+        limit = time.monotonic() + stretched(seconds)
         while not ready():
             ended = any(daemon.poll() is not None for daemon in self.daemons)
             if ended or time.monotonic() > limit:
