@@ -1,0 +1,167 @@
+"""Processes that `ncclkv doctor` examines: this one, a launcher's ranks, or ranks of its own job.
+
+A job of its own sends each rank's rows through the output of ``ncclkv run``, so that rows arrive
+also where the ranks cannot join.  A launcher's ranks have MPI alone, in their self-tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ncclkv import env
+from ncclkv.cli import launch_rows
+from ncclkv.comm.diagnosis.reports import format_ranks
+from ncclkv.doctor import gpus, host, selftest, variables, versions
+from ncclkv.doctor.child import tell, told
+from ncclkv.doctor.merge import Merged, merge
+from ncclkv.doctor.rows import BLOCKS, Report, Row, from_json, to_json
+
+_SECONDS = 60.0
+_END_SECONDS = 15.0
+"""Limit of a job that examines its ranks, and of its end after SIGTERM."""
+
+_FAILED = "ncclkv run: the job failed "
+
+
+class Examined(NamedTuple):
+    """Rows of all ranks, the number of ranks, and a line about them."""
+
+    merged: list[Merged]
+    size: int
+    about: str
+
+
+def examine(ranks: int) -> Iterator[Row]:
+    """Yield the rows of this process, in a job of so many ranks."""
+    # Where the launcher does not count the ranks of this host, all are here.
+    here = env.local_place()[0] or ranks
+    yield from versions.rows()
+    yield launch_rows.library(ranks)
+    yield from variables.rows()
+    yield launch_rows.shared_memory(here)
+    yield from host.rows(here, several_hosts=here < ranks)
+    yield from gpus.rows()
+
+
+def rank_0(ranks: int, *, test: bool) -> Examined:
+    """Examine this process, which is rank 0 of a launcher's ranks, or alone."""
+    own = Report(0, socket.gethostname(), [*examine(ranks)])
+    ended = selftest.ask_trial(own, test=test)
+    reports = [from_json(each) for each in ended.told.get("reports", [])] or [own]
+    rows = [Merged(row) for row in selftest.rows(ended)]
+    return _put_together(reports, ranks, [], rows)
+
+
+def later_rank(*, test: bool) -> None:
+    """Examine this process, a later rank of a launcher, and send the rows to rank 0.
+
+    If that fails, the rows that block are written here.  The exit code stays 0: launchers kill the
+    other ranks for another code, before rank 0 has printed the table.
+    """
+    rank, ranks = env.launched_rank() or 0, env.launched_size() or 2
+    own = Report(rank, socket.gethostname(), [*examine(ranks)])
+    ended = selftest.ask_trial(own, test=test)
+    if "error" not in ended.told and not ended.problem:
+        return
+    for row in (*own.rows, *selftest.rows(ended)):
+        if row.level == BLOCKS:
+            parts = ": ".join(filter(None, (row.thing, row.why, row.mend)))
+            sys.stderr.write(f"ncclkv doctor: rank {rank} on {own.host}: {parts}\n")
+
+
+def command_of_rank(*, test: bool) -> list[str]:
+    """Return the command that examines a rank of a job that is started here."""
+    command = [sys.executable, "-m", "ncclkv", "doctor", "--as-rank"]
+    return command if test else [*command, "--no-test"]
+
+
+def tell_parent(*, test: bool) -> None:
+    """Examine this rank, and write its rows to its standard output, those of its trial later."""
+    ranks = env.launched_size() or 1
+    own = Report(env.launched_rank() or 0, socket.gethostname(), [*examine(ranks)])
+    tell("report", to_json(own))
+    ended = selftest.ask_trial(own, test=test)
+    trial = own._replace(rows=[*selftest.rows(ended)])
+    tell("trial", to_json(trial))
+
+
+def started(
+    options: argparse.Namespace, command: Sequence[str], ranks: int, named: Sequence[str]
+) -> Examined:
+    """Start ranks by ``ncclkv run``, and examine each; `named` are hosts that the user named."""
+    first = [launch_rows.mpirun(command)] if ranks > 1 or named else []
+    first += [host.names("named hosts", named, needed=True)] if named else []
+    if any(row.level == BLOCKS for row in first):
+        own = Report(0, socket.gethostname(), [*examine(ranks)])
+        why = "no rank was started: see the rows that block"
+        return _put_together([own], ranks, first, [Merged(Row("self-test", "not run", "", why))])
+    out, failure = _run(options, command, ranks)
+    found = [(name, from_json(value)) for name, value in told(out)]
+    reports = sorted((each for name, each in found if name == "report"), key=lambda each: each.rank)
+    trials = [each for name, each in found if name == "trial"]
+    late = {each.rank for each in reports} - {each.rank for each in trials}
+    trial_rows = merge(sorted(trials, key=lambda each: each.rank))
+    if late:
+        why = f"the job ended before the self-test of {format_ranks(sorted(late))}"
+        trial_rows.append(Merged(Row("self-test", "not finished", "", why, "", BLOCKS)))
+    if not reports:
+        reports = [Report(0, socket.gethostname(), [*examine(ranks)])]
+        first.insert(0, launch_rows.ranks(ranks, [], failure))
+        return _put_together(reports, ranks, first, trial_rows)
+    return _put_together(reports, ranks, first, trial_rows, failure)
+
+
+def _run(options: argparse.Namespace, command: Sequence[str], ranks: int) -> tuple[str, str]:
+    """Run the command on all ranks; return its output, and the reason of a failure."""
+    line = [sys.executable, "-m", "ncclkv", "run", "-n", str(ranks)]
+    for name, value in (("--hosts", options.hosts), ("--hostfile", options.hostfile)):
+        line += [name, str(value)] if value is not None else []
+    line += ["--port", str(options.port)] if options.port is not None else []
+    process = subprocess.Popen(
+        [*line, "--", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    late = ""
+    try:
+        out, err = process.communicate(timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        late = f"the job had not ended after {_SECONDS:g} s"
+        process.send_signal(signal.SIGTERM)
+        try:
+            out, err = process.communicate(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+    except BaseException:  # such as Ctrl-C, which the job gets too
+        process.terminate()
+        raise
+    if not process.returncode:
+        return out, late
+    said = [line for line in err.splitlines() if line.startswith(_FAILED)] or err.splitlines()[-1:]
+    return out, late or " ".join(said)
+
+
+def _put_together(
+    reports: Sequence[Report],
+    ranks: int,
+    first: Sequence[Row],
+    last: Sequence[Merged],
+    failure: str = "",
+) -> Examined:
+    """Return all rows: about the job, of the ranks, and of their self-test."""
+    about_ranks = [row for row in first if row.thing == "ranks"]
+    rows = about_ranks or [launch_rows.ranks(ranks, reports, failure)]
+    rows += [row for row in first if row.thing != "ranks"]
+    hosts = sorted({report.host for report in reports})
+    about = f"{ranks} rank{'s' * (ranks > 1)} on {', '.join(hosts)}"
+    return Examined([*map(Merged, rows), *merge(reports), *last], ranks, about)
