@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 
 from ncclkv import env
 from ncclkv.cli import allocation, examined
@@ -50,9 +51,13 @@ def main(options: argparse.Namespace) -> int:
     elif not launched and (other := env.launched_otherwise()) is not None and other.rank:
         return 0  # its rank 0 prints the table
     else:
-        found = examined.rank_0(env.launched_size() or 1, test=test)
-    if options.json:
-        print(json.dumps(table.json_object(found.merged, found.about, found.size), indent=2))
-    else:
-        sys.stdout.write(table.text(found.merged, found.about))
+        size = env.launched_size() or 1
+        found = examined.rank_0(size, test=test, text=partial(_text, as_json=options.json))
+    sys.stdout.write(_text(found, as_json=options.json))
     return int(table.blocks(found.merged))
+
+
+def _text(found: examined.Examined, *, as_json: bool) -> str:
+    if not as_json:
+        return table.text(found.merged, found.about)
+    return json.dumps(table.json_object(found.merged, found.about, found.size), indent=2) + "\n"

@@ -7,11 +7,12 @@ also where the ranks cannot join.  A launcher's ranks have MPI alone, in their s
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ncclkv import env
@@ -19,14 +20,18 @@ from ncclkv.cli import launch_rows
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.doctor import gpus, host, selftest, variables, versions
 from ncclkv.doctor.child import tell, told
+from ncclkv.doctor.last_words import if_killed
 from ncclkv.doctor.merge import Merged, merge
-from ncclkv.doctor.rows import BLOCKS, Report, Row, from_json, to_json
+from ncclkv.doctor.rows import BLOCKS, OK, Report, Row, from_json, to_json
 
 _SECONDS = 60.0
 _END_SECONDS = 15.0
 """Limit of a job that examines its ranks, and of its end after SIGTERM."""
 
-_FAILED = "ncclkv run: the job failed "
+_FAILED = re.compile(
+    r"^ncclkv run: the job failed after .*?\): (.*?)(?:; its output:)?$", re.MULTILINE
+)
+"""Headline of the report of ``ncclkv run``."""
 
 
 class Examined(NamedTuple):
@@ -49,25 +54,30 @@ def examine(ranks: int) -> Iterator[Row]:
     yield from gpus.rows()
 
 
-def rank_0(ranks: int, *, test: bool) -> Examined:
-    """Examine this process, which is rank 0 of a launcher's ranks, or alone."""
+def rank_0(ranks: int, *, test: bool, text: Callable[[Examined], str]) -> Examined:
+    """Examine this process, which is rank 0 of a launcher's ranks, or alone.
+
+    `text` formats the rows that are written if the launcher kills this process.
+    """
     own = Report(0, socket.gethostname(), [*examine(ranks)])
-    ended = selftest.ask_trial(own, test=test)
+    why = "the launcher killed all ranks, as it does when one of them crashes in MPI's start"
+    killed = Row("self-test", "killed", "", why, "mend the other rows first", BLOCKS)
+    with if_killed(text(_put_together([own], ranks, [], [Merged(killed)]))):
+        ended = selftest.ask_trial(own, test=test)
     reports = [from_json(each) for each in ended.told.get("reports", [])] or [own]
-    rows = [Merged(row) for row in selftest.rows(ended)]
-    return _put_together(reports, ranks, [], rows)
+    return _put_together(reports, ranks, [], [Merged(row) for row in selftest.rows(ended)])
 
 
 def later_rank(*, test: bool) -> None:
     """Examine this process, a later rank of a launcher, and send the rows to rank 0.
 
-    If that fails, the rows that block are written here.  The exit code stays 0: launchers kill the
-    other ranks for another code, before rank 0 has printed the table.
+    The rows of a crash are written here, because rank 0 may not see its reason.  The exit code
+    stays 0: launchers kill the other ranks for another code, before rank 0 has shown the table.
     """
     rank, ranks = env.launched_rank() or 0, env.launched_size() or 2
     own = Report(rank, socket.gethostname(), [*examine(ranks)])
     ended = selftest.ask_trial(own, test=test)
-    if "error" not in ended.told and not ended.problem:
+    if not ended.problem:
         return
     for row in (*own.rows, *selftest.rows(ended)):
         if row.level == BLOCKS:
@@ -99,17 +109,18 @@ def started(
     first += [host.names("named hosts", named, needed=True)] if named else []
     if any(row.level == BLOCKS for row in first):
         own = Report(0, socket.gethostname(), [*examine(ranks)])
-        why = "no rank was started: see the rows that block"
-        return _put_together([own], ranks, first, [Merged(Row("self-test", "not run", "", why))])
+        first.insert(0, Row("ranks", str(ranks), "not started", "see the rows that block"))
+        return _put_together([own], ranks, first, [])
     out, failure = _run(options, command, ranks)
     found = [(name, from_json(value)) for name, value in told(out)]
     reports = sorted((each for name, each in found if name == "report"), key=lambda each: each.rank)
     trials = [each for name, each in found if name == "trial"]
     late = {each.rank for each in reports} - {each.rank for each in trials}
-    trial_rows = merge(sorted(trials, key=lambda each: each.rank))
+    trial_rows = merge(sorted(trials, key=lambda each: each.rank), of=len(reports))
     if late:
         why = f"the job ended before the self-test of {format_ranks(sorted(late))}"
-        trial_rows.append(Merged(Row("self-test", "not finished", "", why, "", BLOCKS)))
+        level = OK if any(each.row.level == BLOCKS for each in trial_rows) else BLOCKS
+        trial_rows.append(Merged(Row("self-test", "not finished", "", why, "", level)))
     if not reports:
         reports = [Report(0, socket.gethostname(), [*examine(ranks)])]
         first.insert(0, launch_rows.ranks(ranks, [], failure))
@@ -147,8 +158,9 @@ def _run(options: argparse.Namespace, command: Sequence[str], ranks: int) -> tup
         raise
     if not process.returncode:
         return out, late
-    said = [line for line in err.splitlines() if line.startswith(_FAILED)] or err.splitlines()[-1:]
-    return out, late or " ".join(said)
+    failed = _FAILED.search(err)
+    said = failed[1] if failed else (err.splitlines() or [""])[-1]
+    return out, late or f"the job failed: {said}"
 
 
 def _put_together(
@@ -158,10 +170,16 @@ def _put_together(
     last: Sequence[Merged],
     failure: str = "",
 ) -> Examined:
-    """Return all rows: about the job, of the ranks, and of their self-test."""
-    about_ranks = [row for row in first if row.thing == "ranks"]
-    rows = about_ranks or [launch_rows.ranks(ranks, reports, failure)]
+    """Return all rows: about the job, of the ranks, and of their self-test.
+
+    A self-test that fails for the reason of a row above it needs no row.
+    """
+    own = [row for row in first if row.thing == "ranks"]
+    rows = own or [launch_rows.ranks(ranks, reports, failure)]
     rows += [row for row in first if row.thing != "ranks"]
+    of_ranks = merge(reports)
+    known = {each.row.why for each in of_ranks if each.row.level == BLOCKS}
+    tests = [each for each in last if not any(why in each.row.why for why in known)]
     hosts = sorted({report.host for report in reports})
     about = f"{ranks} rank{'s' * (ranks > 1)} on {', '.join(hosts)}"
-    return Examined([*map(Merged, rows), *merge(reports), *last], ranks, about)
+    return Examined([*map(Merged, rows), *of_ranks, *tests], ranks, about)

@@ -29,6 +29,11 @@ def library(ranks: int) -> Row:
 def mpirun(command: Sequence[str]) -> Row:
     """Return the row of the mpirun that starts the command."""
     try:
+        mpi.find_library(mpi.python_of(command))
+    except LaunchError:
+        why, mend = "mpi4py loads no MPI", "see the row of the MPI library"
+        return Row("mpirun", "not looked for", "", why, mend, BLOCKS)
+    try:
         found = mpi.find_mpirun(command)
     except LaunchError as error:
         return refused("mpirun", error, found="none of the MPI library")
@@ -76,5 +81,5 @@ def ranks(size: int, reports: Sequence[Report], failure: str = "") -> Row:
         return Row("ranks", str(size), used)
     lost = f"no report of {format_ranks(missing)}" if missing else ""
     why = "; ".join(filter(None, (lost, failure)))
-    mend = "mend the rows below first; then see whether each host is reached: ssh HOST true"
+    mend = "mend the other rows that block first; then, for other hosts: ssh HOST true must work"
     return Row("ranks", f"{size - len(missing)} of {size}", used, why, mend, BLOCKS)

@@ -15,6 +15,9 @@ from ncclkv.system.processes import how
 _PREFIX = '{"ncclkv": '
 """Beginning of a probe's lines; libraries write other lines to the same stream."""
 
+_OWN = "ncclkv: "
+"""Beginning of ncclkv's lines on standard error."""
+
 _PARENT_DEATH_SIGNAL = 1
 """A number of ``prctl``."""
 
@@ -29,7 +32,7 @@ class Ended(NamedTuple):
     problem : str
         Its end, if the child did not end as it should; else empty.
     last : str
-        Last line of its standard error.
+        Last line of its standard error, or the line in which ncclkv named the reason of the end.
     """
 
     told: dict[str, Any]
@@ -73,7 +76,8 @@ def ask(program: str, seconds: float, given: str = "") -> Ended:
         out, err = process.communicate()
     if not problem and process.returncode:
         problem = how(process.returncode)
-    last = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "")
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    last = next((line for line in lines if line.startswith(_OWN)), lines[-1] if lines else "")
     return Ended(dict(told(out)), problem, last)
 
 

@@ -23,6 +23,9 @@ for name in {names!r}:
 
 _SECONDS = 5.0
 
+_ENOUGH = 1024
+"""Usual limit of open files, which suffices for most jobs."""
+
 _CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies")
 
@@ -44,9 +47,10 @@ def open_files(ranks_here: int) -> Row:
     used = f"{needed:,} needed by {ranks_here} rank{'s' * (ranks_here > 1)} of a host"
     if ranks_here < 2 or free >= needed:
         return Row("open files", found, used)
-    why = f"{free:,} are left: the ranks of a host share no anonymous files, and copy twice"
-    enough = limit - free + needed
-    mend = f"ulimit -n {enough}" + (f", with root: the hard limit is {most:,}" * (most < enough))
+    # Ranks have slightly different numbers of open files, and equal rows are shown once.
+    enough = max(_ENOUGH, 2 * needed)
+    why = "fewer are left: the ranks of a host share no anonymous files, and copy twice"
+    mend = f"ulimit -n {enough}" + (f", by root: the hard limit is {most:,}" * (most < enough))
     return Row("open files", found, used, why, mend, WARNS)
 
 

@@ -27,15 +27,23 @@ class Merged(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
-def merge(reports: Sequence[Report]) -> list[Merged]:
-    """Return the rows of all reports: one for equal rows, in the order of the first report."""
+def merge(reports: Sequence[Report], of: int | None = None) -> list[Merged]:
+    """Return the rows of all reports: one for equal rows, in the order of the first report.
+
+    Parameters
+    ----------
+    reports : sequence of Report
+    of : int, optional
+        Number of ranks that there are; by default that of the reports.
+    """
+    count = len(reports) if of is None else of
     things: dict[str, dict[Row, list[int]]] = {}
     for report in reports:
         for row in report.rows:
             things.setdefault(row.thing, {}).setdefault(row, []).append(report.rank)
     merged = []
     for thing, groups in things.items():
-        whole = len(groups) == 1 and len(next(iter(groups.values()))) == len(reports)
+        whole = len(groups) == 1 and len(next(iter(groups.values()))) == count
         unlike = _unlike(thing, groups) if thing in UNLIKE else {}
         for row, ranks in groups.items():
             merged.append(Merged(unlike.get(row, row), () if whole else tuple(ranks)))

@@ -60,7 +60,8 @@ def refused(thing: str, error: object, level: str = BLOCKS, found: str = "") -> 
     ("X='a' is no number", 'set one above 0, or unset it')
     """
     why, *advice = _ADVICE.split(" ".join(str(error).split()), maxsplit=1)
-    return Row(thing, found or "refused", "", why, "; ".join(advice), level)
+    mend = "; ".join(advice).removeprefix("type: ")
+    return Row(thing, found or "refused", "", why, mend, level)
 
 
 def to_json(report: Report) -> dict[str, Any]:

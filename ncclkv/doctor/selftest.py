@@ -11,22 +11,27 @@ from ncclkv.doctor.rows import BLOCKS, OK, WARNS, Report, Row, refused, to_json
 
 _PROGRAM = "from ncclkv.doctor.trial import run; run()"
 
-_SECONDS = 25.0
+_SECONDS = 20.0
 """Limit of a trial."""
 
-_TIMEOUT = 15.0
+_TIMEOUT = 10.0
 """Limit of its waits for other ranks, whose errors name the missing ones."""
 
 _FAR_CLOCKS = 1.0
 _NEAR_CLOCKS = 0.01
 """Seconds by which clocks may differ, and by which a busy machine makes equal clocks differ."""
 
+_LARGER = "make /dev/shm larger: docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm"
+
+_DEADLINE = "ending the job: "
+"""Words before the call of MPI, NCCL or CUDA that the watchdog has ended."""
+
 _MENDS = {
     "NCCLKV_NODE_MEMORY": "unset NCCLKV_NODE_MEMORY",
     "file descriptors are left": "ulimit -n 4096, before the job",
     "cannot open the memory file": "start the ranks of a host in one container, as one user, or "
     "containers with --pid=host --cap-add=SYS_PTRACE",
-    "free for windows": "make /dev/shm larger: docker run --shm-size=1g",
+    "free for windows": _LARGER,
 }
 """Commands by a part of the reason against a faster way to share memory."""
 
@@ -34,9 +39,7 @@ _AFTER_CRASH = {
     "importing ncclkv": "python -c 'import ncclkv' shows the whole error",
     "starting MPI": "start ranks by the mpirun of the MPI that mpi4py loads: ncclkv run finds it",
 }
-_AFTER_OTHER_CRASH = (
-    "see the rows of /dev/shm and of memory; NCCLKV_NODE_MEMORY=messages needs less"
-)
+_AFTER_OTHER_CRASH = "see the row of /dev/shm; NCCLKV_NODE_MEMORY=messages shares no memory"
 """Advice by the step in which a trial crashed, and for other steps."""
 
 
@@ -77,8 +80,13 @@ def rows(ended: Ended) -> Iterator[Row]:
 def _crash(ended: Ended) -> Row:
     """Return the row of a trial that has crashed, or hung."""
     step = ended.told.get("step", "importing ncclkv")
-    mend = _AFTER_CRASH.get(step, _AFTER_OTHER_CRASH)
+    by_step = _AFTER_CRASH.get(step, _AFTER_OTHER_CRASH)
+    mend = _LARGER if "SIGBUS" in ended.problem else by_step
     why = f"while {step} a rank {ended.problem}" + f": {ended.last}" * bool(ended.last)
+    if _DEADLINE in ended.last:
+        late = ended.last.partition(_DEADLINE)[2].partition(";")[0]
+        why, mend = f"{late}: a rank that it waited for did not come", "see the other ranks' rows"
+        return Row("self-test", f"waited while {step}", "", why, mend, BLOCKS)
     return Row("self-test", f"crashed while {step}", "", why, mend, BLOCKS)
 
 

@@ -59,14 +59,19 @@ def _cells(*cells: str) -> Iterator[str]:
 
 
 def _breakable(cell: str, width: int) -> str:
-    """Return a cell whose long paths have a blank after the last slash that fits in each line."""
+    """Return a cell whose long words have a blank where a line may end."""
     words = []
     for word in cell.split():
-        while len(word) > width and (cut := word.rfind("/", 1, width)) > 0:
+        while len(word) > width and (cut := _last(word, width)) > 0:
             words.append(word[: cut + 1])
             word = word[cut + 1 :]
         words.append(word)
     return " ".join(words)
+
+
+def _last(word: str, width: int) -> int:
+    """Return the position of the last slash or underline that fits in a line; -1 without one."""
+    return max(word.rfind(sign, 1, width) for sign in "/_")
 
 
 def _result(merged: Sequence[Merged]) -> str:
