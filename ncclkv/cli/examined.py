@@ -24,7 +24,7 @@ from ncclkv.doctor.last_words import if_killed
 from ncclkv.doctor.merge import Merged, merge
 from ncclkv.doctor.rows import BLOCKS, OK, Report, Row, from_json, to_json
 
-_SECONDS = 60.0
+_SECONDS = 120.0
 _END_SECONDS = 15.0
 """Limit of a job that examines its ranks, and of its end after SIGTERM."""
 

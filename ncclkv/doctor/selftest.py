@@ -6,16 +6,19 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from ncclkv import env
 from ncclkv.doctor.child import Ended, ask
 from ncclkv.doctor.rows import BLOCKS, OK, WARNS, Report, Row, refused, to_json
 
 _PROGRAM = "from ncclkv.doctor.trial import run; run()"
 
-_SECONDS = 20.0
-"""Limit of a trial."""
+_SECONDS = 90.0
+"""Limit of a trial, whose waits end earlier."""
 
 _TIMEOUT = 10.0
-"""Limit of its waits for other ranks, whose errors name the missing ones."""
+_TIMEOUT_OF_A_RANK = 0.1
+"""Limit of its waits for other ranks, whose errors name the missing ones: of any job, and more for
+each rank, since the ranks of a large job start at different times."""
 
 _FAR_CLOCKS = 1.0
 _NEAR_CLOCKS = 0.01
@@ -48,7 +51,8 @@ def ask_trial(report: Report, *, test: bool) -> Ended:
 
     Without `test` it only joins the ranks.
     """
-    given = json.dumps({"report": to_json(report), "timeout": _TIMEOUT, "test": test})
+    timeout = _TIMEOUT + _TIMEOUT_OF_A_RANK * (env.launched_size() or 1)
+    given = json.dumps({"report": to_json(report), "timeout": timeout, "test": test})
     return ask(_PROGRAM, _SECONDS, given)
 
 

@@ -33,6 +33,9 @@ _DTYPES = ("float32", "float64", "int64")
 _SECONDS = 0.5
 """Seconds of each measurement."""
 
+_GPU_SECONDS = 60.0
+"""Limit of waits on GPUs, for which NCCL connects and kernels are compiled."""
+
 _FEWEST, _MOST = 3, 25
 _CLOCK_LOOKS = 5
 
@@ -81,7 +84,8 @@ def _test(comm: Communicator) -> Communicator:
     tell("a gpu", max(map(len, shared_gpus(infos).values()), default=1))
     if problem is None:
         tell("step", "starting NCCL")
-        comm = gpus.launch(comm, infos)
+        hosts, comm = comm, gpus.launch(comm.duplicate(_GPU_SECONDS), infos)
+        hosts.close()
         tell("step", "summing in the GPUs' memory")
         tell("gpu sums", _wrong(comm, "nccl"))
         tell("step", "measuring the GPUs")
