@@ -109,7 +109,8 @@ def started(
     first += [host.names("named hosts", named, needed=True)] if named else []
     if any(row.level == BLOCKS for row in first):
         own = Report(0, socket.gethostname(), [*examine(ranks)])
-        first.insert(0, Row("ranks", str(ranks), "not started", "see the rows that block"))
+        used = "not started; the rows below are of this host"
+        first.insert(0, Row("ranks", str(ranks), used, "see the rows that block"))
         return _put_together([own], ranks, first, [])
     out, failure = _run(options, command, ranks)
     found = [(name, from_json(value)) for name, value in told(out)]
@@ -123,7 +124,8 @@ def started(
         trial_rows.append(Merged(Row("self-test", "not finished", "", why, "", level)))
     if not reports:
         reports = [Report(0, socket.gethostname(), [*examine(ranks)])]
-        first.insert(0, launch_rows.ranks(ranks, [], failure))
+        row = launch_rows.ranks(ranks, [], failure)
+        first.insert(0, row._replace(used="the rows below are of this host"))
         return _put_together(reports, ranks, first, trial_rows)
     return _put_together(reports, ranks, first, trial_rows, failure)
 

@@ -81,5 +81,5 @@ def ranks(size: int, reports: Sequence[Report], failure: str = "") -> Row:
         return Row("ranks", str(size), used)
     lost = f"no report of {format_ranks(missing)}" if missing else ""
     why = "; ".join(filter(None, (lost, failure)))
-    mend = "mend the other rows that block first; then, for other hosts: ssh HOST true must work"
+    mend = "mend other rows that block first; each host must be reached: ssh HOST true"
     return Row("ranks", f"{size - len(missing)} of {size}", used, why, mend, BLOCKS)

@@ -70,8 +70,8 @@ def _breakable(cell: str, width: int) -> str:
 
 
 def _last(word: str, width: int) -> int:
-    """Return the position of the last slash or underline that fits in a line; -1 without one."""
-    return max(word.rfind(sign, 1, width) for sign in "/_")
+    """Return the position of the last sign that fits in a line and may end it; -1 without one."""
+    return max(word.rfind(sign, 1, width) for sign in "/_=")
 
 
 def _result(merged: Sequence[Merged]) -> str:

@@ -106,7 +106,7 @@ def test_no_mpi(tmp_path: Path) -> None:
     assert "no MPI here" in row["why"]
     assert "pip install 'ncclkv[mpi]'" in row["mend"]
     assert told.row("mpirun")["found"] == "not looked for"
-    assert told.row("ranks")["used"] == "not started"
+    assert told.row("ranks")["used"].startswith("not started")
     assert "pip install 'ncclkv[mpi]'" in warned(doctor(first=[tmp_path]), "MPI library")["mend"]
 
 
