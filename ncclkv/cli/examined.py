@@ -22,7 +22,7 @@ from ncclkv.doctor import gpus, host, selftest, variables, versions
 from ncclkv.doctor.child import tell, told
 from ncclkv.doctor.last_words import if_killed
 from ncclkv.doctor.merge import Merged, merge
-from ncclkv.doctor.rows import BLOCKS, OK, Report, Row, from_json, to_json
+from ncclkv.doctor.rows import BLOCKS, OK, WARNS, Report, Row, from_json, to_json
 
 _SECONDS = 120.0
 _END_SECONDS = 15.0
@@ -31,7 +31,8 @@ _END_SECONDS = 15.0
 _FAILED = re.compile(
     r"^ncclkv run: the job failed after .*?\): (.*?)(?:; its output:)?$", re.MULTILINE
 )
-"""Headline of the report of ``ncclkv run``."""
+_LAST_LINE = re.compile(r"^  (\[\d+\] .*)$", re.MULTILINE)
+"""Headline of the report of ``ncclkv run``, and a line there of the first failed rank's stderr."""
 
 
 class Examined(NamedTuple):
@@ -46,12 +47,19 @@ def examine(ranks: int) -> Iterator[Row]:
     """Yield the rows of this process, in a job of so many ranks."""
     # Where the launcher does not count the ranks of this host, all are here.
     here = env.local_place()[0] or ranks
-    yield from versions.rows()
-    yield launch_rows.library(ranks)
-    yield from variables.rows()
-    yield launch_rows.shared_memory(here)
-    yield from host.rows(here, several_hosts=here < ranks)
-    yield from gpus.rows()
+    probes: dict[str, Callable[[], Iterator[Row]]] = {
+        "versions": versions.rows,
+        "MPI and /dev/shm": lambda: launch_rows.rows(ranks, here),
+        "variables": variables.rows,
+        "host": lambda: host.rows(here, several_hosts=here < ranks),
+        "GPUs": gpus.rows,
+    }
+    for subject, probe in probes.items():
+        try:
+            yield from probe()
+        except Exception as error:  # a fault of a probe must not hide the rows of the others
+            why = f"the look at it failed: {type(error).__name__}: {error}"
+            yield Row(subject, "not known", "", why, "", WARNS)
 
 
 def rank_0(ranks: int, *, test: bool, text: Callable[[Examined], str]) -> Examined:
@@ -65,6 +73,7 @@ def rank_0(ranks: int, *, test: bool, text: Callable[[Examined], str]) -> Examin
     with if_killed(text(_put_together([own], ranks, [], [Merged(killed)]))):
         ended = selftest.ask_trial(own, test=test)
     reports = [from_json(each) for each in ended.told.get("reports", [])] or [own]
+    ranks = max(ranks, len(reports))  # a launcher may give no number
     return _put_together(reports, ranks, [], [Merged(row) for row in selftest.rows(ended)])
 
 
@@ -121,7 +130,8 @@ def started(
     if late:
         why = f"the job ended before the self-test of {format_ranks(sorted(late))}"
         level = OK if any(each.row.level == BLOCKS for each in trial_rows) else BLOCKS
-        trial_rows.append(Merged(Row("self-test", "not finished", "", why, "", level)))
+        mend = "see the row of the ranks"
+        trial_rows.append(Merged(Row("self-test", "not finished", "", why, mend, level)))
     if not reports:
         reports = [Report(0, socket.gethostname(), [*examine(ranks)])]
         row = launch_rows.ranks(ranks, [], failure)
@@ -162,7 +172,8 @@ def _run(options: argparse.Namespace, command: Sequence[str], ranks: int) -> tup
         return out, late
     failed = _FAILED.search(err)
     said = failed[1] if failed else (err.splitlines() or [""])[-1]
-    return out, late or f"the job failed: {said}"
+    last = [f": {line}" for line in _LAST_LINE.findall(err)[-1:]]
+    return out, late or f"the job failed: {said}{''.join(last)}"
 
 
 def _put_together(
@@ -180,7 +191,7 @@ def _put_together(
     rows = own or [launch_rows.ranks(ranks, reports, failure)]
     rows += [row for row in first if row.thing != "ranks"]
     of_ranks = merge(reports)
-    known = {each.row.why for each in of_ranks if each.row.level == BLOCKS}
+    known = {each.row.why for each in of_ranks if each.row.level == BLOCKS and each.row.why}
     tests = [each for each in last if not any(why in each.row.why for why in known)]
     hosts = sorted({report.host for report in reports})
     about = f"{ranks} rank{'s' * (ranks > 1)} on {', '.join(hosts)}"

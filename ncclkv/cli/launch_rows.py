@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ncclkv.cli import mpi
 from ncclkv.cli.leftovers import RANK_BYTES, SHARED
@@ -14,6 +14,12 @@ from ncclkv.doctor.rows import BLOCKS, WARNS, Report, Row, refused
 from ncclkv.errors import LaunchError
 
 _MIB = 1 << 20
+
+
+def rows(ranks: int, here: int) -> Iterator[Row]:
+    """Yield the rows of a rank, in a job of `ranks` ranks with `here` ranks on this host."""
+    yield library(ranks)
+    yield shared_memory(here)
 
 
 def library(ranks: int) -> Row:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclkv.doctor.child import Ended, ask
-from ncclkv.doctor.rows import BLOCKS, WARNS, Row
+from ncclkv.doctor.rows import BLOCKS, WARNS, Row, refused
 
 _LOOK = "from ncclkv.doctor.gpu_look import look; look()"
 _WITH_TORCH = f"import torch; {_LOOK}"
@@ -55,9 +55,9 @@ def _gpus(ended: Ended) -> Row:
         found = ", ".join(f"{count} x {name}" for name, count in kinds.items())
         return Row("GPUs", found, f"CUDA driver {told['cuda']}")
     if told.get("driver"):
-        why = str(told.get("obstacle", "the driver lists no GPU"))
-        mend = "see whether nvidia-smi lists a GPU, and whether CUDA_VISIBLE_DEVICES hides it"
-        return Row("GPUs", "a driver, no GPU", "host memory", why, mend, WARNS)
+        obstacle = told.get("obstacle", "a variable of ncclkv is wrong; see its row")
+        row = refused("GPUs", obstacle, WARNS, "a driver, no usable GPU")
+        return row._replace(used="host memory")
     return Row("GPUs", "none", "host memory", "there is no NVIDIA driver (libcuda.so.1)")
 
 
@@ -74,8 +74,11 @@ def _cupy() -> str:
 def _cupy_row(installed: str, ended: Ended) -> Row:
     driver = bool(ended.told.get("driver"))
     if not installed:
-        why = "arrays of GPUs need it" if driver else "there is no GPU that needs it"
-        return Row("CuPy", "none", "", why, f"{sys.executable} {_INSTALL}" * driver, WARNS * driver)
+        if not driver:
+            return Row("CuPy", "none", "", "there is no GPU that needs it")
+        return Row(
+            "CuPy", "none", "", "arrays of GPUs need it", f"{sys.executable} {_INSTALL}", WARNS
+        )
     spec = find_spec("cupy")
     place = str(Path(spec.origin).parent) if spec and spec.origin else ""
     return Row("CuPy", installed, place)

@@ -14,6 +14,9 @@ UNLIKE: Mapping[str, tuple[str, str]] = {
     "Python": (WARNS, "use the same Python on every host"),
     "NumPy": (WARNS, "install the same NumPy on every host"),
     "mpi4py": (WARNS, "install the same mpi4py on every host"),
+    "torch": (WARNS, "install the same torch on every host"),
+    "safetensors": (WARNS, "install the same safetensors on every host"),
+    "ml_dtypes": (WARNS, "install the same ml_dtypes on every host"),
     "CuPy": (WARNS, "install the same CuPy on every host"),
     "NCCL": (WARNS, "install the same NCCL on every host"),
 }

@@ -11,7 +11,7 @@ OK, WARNS, BLOCKS = LEVELS = ("ok", "warns", "blocks")
 
 # An error's text ends with the commands that help.
 _ADVICE = re.compile(
-    r"; (?=(?:or, )?(?:type|set|unset|load|pip|with one|install|give|raise|make|reduce)\b)"
+    r"; (?=(?:or, )?(?:type|set|unset|load|pip|with one|install|give|raise|make|reduce|see)\b)"
     r"|\. (?=Load your)"
 )
 

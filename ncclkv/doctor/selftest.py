@@ -121,7 +121,8 @@ def _memory(told: dict[str, Any]) -> Row:
     if not told["on gpus"]:
         ranks = told["a gpu"]
         return Row("store dist", "GPU memory, by NCCL", f"{ranks} rank{'s' * (ranks > 1)} a GPU")
-    return refused("store dist", told["on gpus"])._replace(found="host memory", mend="", level=OK)
+    row = refused("store dist", told["on gpus"], WARNS, "host memory")
+    return row if told["gpus"] else row._replace(mend="", level=OK)
 
 
 def _sums(name: str, wrong: list[str]) -> Row:

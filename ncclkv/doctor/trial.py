@@ -82,6 +82,7 @@ def _test(comm: Communicator) -> Communicator:
     problem = launch_problem(infos)
     tell("on gpus", problem or "")
     tell("a gpu", max(map(len, shared_gpus(infos).values()), default=1))
+    tell("gpus", max(info.devices for info in infos))
     if problem is None:
         tell("step", "starting NCCL")
         hosts, comm = comm, gpus.launch(comm.duplicate(_GPU_SECONDS), infos)

@@ -32,12 +32,19 @@ def rows() -> Iterator[Row]:
     own = {name: text for name, text in env.own_variables().items() if name not in _SECRET}
     yield Row("NCCLKV_*", _listed(own))
     for name, text in env.wrong().items():
-        yield refused(name, text, found=own.get(name, "wrong"))
+        yield refused(name, text, found=own.get(name) or "wrong")
     for each in env.unknown():
         name, _, meant = each.partition(" ")
         nearest = meant.removeprefix("(did you mean ").removesuffix("?)")
         mend = f"set {nearest}, and unset {name}" if nearest else f"unset {name}"
-        yield Row(name, own[name], "nothing", "ncclkv has no variable of this name", mend, WARNS)
+        yield Row(
+            name,
+            own[name] or "empty",
+            "nothing",
+            "ncclkv has no variable of this name",
+            mend,
+            WARNS,
+        )
     started = env.launched()
     by_open_mpi = started is not None and started.launcher.name.startswith("Open MPI")
     left_out = _OF_OPEN_MPI if by_open_mpi else ()

@@ -244,8 +244,9 @@ def test_a_crash_of_the_self_test_is_a_row(tmp_path: Path, way: str, signal: str
 
 
 def test_a_rank_without_a_report(tmp_path: Path) -> None:
-    program = "'--as-rank' in sys.orig_argv and os._exit(3)"
+    program = "'--as-rank' in sys.orig_argv and (os.write(2, b'its last line'), os._exit(3))"
     told = doctor("-n", "3", first=[at_start(tmp_path, ON_RANK_1.format(program=program))])
     row = blocked(told, "ranks")
     assert "no report of rank 1" in row["why"]
     assert "exit code 3" in row["why"]
+    assert row["why"].endswith(": [1] its last line")

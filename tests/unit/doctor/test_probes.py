@@ -134,7 +134,7 @@ DRIVER: dict[str, Any] = {"driver": "libcuda.so.1", "nccl": ["2.32.3", "/x/libnc
         ),
         (
             told(**DRIVER, obstacle="CuPy finds no GPU"),
-            [("GPUs", "a driver, no GPU", WARNS), ("NCCL", "2.32.3", OK)],
+            [("GPUs", "a driver, no usable GPU", WARNS), ("NCCL", "2.32.3", OK)],
         ),
         (told(no_nccl="none; pip install it"), [("GPUs", "none", OK), ("NCCL", "none", WARNS)]),
         (
@@ -151,6 +151,17 @@ def test_rows_of_gpus(
     monkeypatch.setattr(gpus, "nccl_files", list)
     rows = {row.thing: row for row in gpus.rows()}
     assert [(name, rows[name].found, rows[name].level) for name, _, _ in expected] == expected
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_no_cupy(monkeypatch: pytest.MonkeyPatch, driver: bool) -> None:
+    ended = told(**DRIVER) if driver else told(nccl=DRIVER["nccl"])
+    monkeypatch.setattr(gpus, "ask", lambda program, seconds: ended)
+    monkeypatch.setattr(gpus, "_cupy", str)
+    monkeypatch.setattr(gpus, "nccl_files", lambda: [Path("/x/libnccl.so.2")])
+    row = {row.thing: row for row in gpus.rows()}["CuPy"]
+    assert (row.found, row.level) == ("none", WARNS if driver else OK)
+    assert ("ncclkv[cuda12]" in row.mend) == driver
 
 
 def test_no_child_without_parts_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +213,8 @@ def test_two_nccls_in_one_process(two_nccls: Path) -> None:
     ("values", "thing", "found", "level"),
     [
         ({"on_gpus": "", "a_gpu": 2}, "store dist", "GPU memory, by NCCL", OK),
-        ({"on_gpus": "no driver; with one, x"}, "store dist", "host memory", OK),
+        ({"on_gpus": "no driver; with one, x", "gpus": 0}, "store dist", "host memory", OK),
+        ({"on_gpus": "they share; set x", "gpus": 1}, "store dist", "host memory", WARNS),
         ({"sums": ["float32 1000"]}, "sums", "wrong: float32 1000", BLOCKS),
         ({"gpu_sums": []}, "GPU sums", "exact", OK),
         ({"clocks": 0.5}, "clocks", "0.50 s apart", OK),
