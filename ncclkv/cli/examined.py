@@ -49,8 +49,8 @@ def examine(ranks: int) -> Iterator[Row]:
     here = env.local_place()[0] or ranks
     probes: dict[str, Callable[[], Iterator[Row]]] = {
         "versions": versions.rows,
-        "MPI and /dev/shm": lambda: launch_rows.rows(ranks, here),
         "variables": variables.rows,
+        "MPI and /dev/shm": lambda: launch_rows.rows(ranks, here),
         "host": lambda: host.rows(here, several_hosts=here < ranks),
         "GPUs": gpus.rows,
     }

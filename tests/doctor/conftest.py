@@ -7,7 +7,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ LIMIT = 45.0
 class Told:
     """The output of a run: its exit code, the text of both streams, the object and its rows."""
 
-    def __init__(self, code: int, out: str, err: str, seconds: float) -> None:
-        self.code, self.out, self.err, self.seconds = code, out, err, seconds
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
 
     @property
     def table(self) -> dict[str, Any]:
@@ -83,7 +82,6 @@ def run(
         if files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
-    begin = time.monotonic()
     process = subprocess.run(
         command,
         cwd=ROOT,
@@ -95,8 +93,7 @@ def run(
         timeout=stretched(LIMIT),
         preexec_fn=limit_files,
     )
-    seconds = time.monotonic() - begin
-    return Told(process.returncode, process.stdout, process.stderr, seconds)
+    return Told(process.returncode, process.stdout, process.stderr)
 
 
 def doctor(*arguments: str, **options: Any) -> Told:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -247,6 +248,7 @@ def test_a_rank_without_a_report(tmp_path: Path) -> None:
     program = "'--as-rank' in sys.orig_argv and (os.write(2, b'its last line'), os._exit(3))"
     told = doctor("-n", "3", first=[at_start(tmp_path, ON_RANK_1.format(program=program))])
     row = blocked(told, "ranks")
-    assert "no report of rank 1" in row["why"]
+    # On a slow machine the others are killed before they have written theirs.
+    assert re.match(r"no report of ranks? ([0, ]*)1\b", row["why"])
     assert "exit code 3" in row["why"]
     assert row["why"].endswith(": [1] its last line")
