@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from ncclkv import env
 from ncclkv.doctor.child import Ended, ask
 from ncclkv.doctor.rows import BLOCKS, OK, WARNS, Report, Row, refused, to_json
+from ncclkv.errors import LaunchError
 
 _PROGRAM = "from ncclkv.doctor.trial import run; run()"
 
 _SECONDS = 90.0
 """Limit of a trial, whose waits end earlier."""
 
-_TIMEOUT = 10.0
+_TIMEOUT = 20.0
 _TIMEOUT_OF_A_RANK = 0.1
 """Limit of its waits for other ranks, whose errors name the missing ones: of any job, and more for
-each rank, since the ranks of a large job start at different times."""
+each rank, since the ranks of a large job start at different times.  ``NCCLKV_TIMEOUT`` may be less.
+"""
 
 _FAR_CLOCKS = 1.0
 _NEAR_CLOCKS = 0.01
@@ -52,6 +55,8 @@ def ask_trial(report: Report, *, test: bool) -> Ended:
     Without `test` it only joins the ranks.
     """
     timeout = _TIMEOUT + _TIMEOUT_OF_A_RANK * (env.launched_size() or 1)
+    with suppress(LaunchError):  # a wrong value has a row of its own
+        timeout = min(timeout, env.timeout())
     given = json.dumps({"report": to_json(report), "timeout": timeout, "test": test})
     return ask(_PROGRAM, _SECONDS, given)
 

@@ -236,7 +236,7 @@ def test_a_crash_of_the_self_test_is_a_row(tmp_path: Path, way: str, signal: str
         rows = [row for row in told.rows("self-test") if row["ranks"] == [1]]
         assert signal in rows[0]["why"]
     else:
-        told = run(MPIRUN, "-n", "2", *DOCTOR, "--json", first=first)
+        told = run(MPIRUN, "-n", "2", *DOCTOR, "--json", first=first, NCCLKV_TIMEOUT="8")
         assert told.row("self-test")["found"] == "waited while starting MPI"
         assert f"rank 1 on {os.uname().nodename}: self-test: " in told.err
         assert signal in told.err
