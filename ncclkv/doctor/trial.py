@@ -31,7 +31,11 @@ _SHORT, _LONG = 1_000, 300_000
 _DTYPES = ("float32", "float64", "int64")
 
 _SECONDS = 0.5
-"""Seconds of each measurement."""
+_LONGEST = 0.2
+"""Seconds of each measurement, and of one allreduce in it."""
+
+_FIRST = 1 << 20
+"""Elements of the first allreduce, whose time decides on the size of the measured ones."""
 
 _GPU_SECONDS = 60.0
 """Limit of waits on GPUs, for which NCCL connects and kernels are compiled."""
@@ -129,39 +133,45 @@ def _speed(comm: Communicator) -> dict[str, float]:
     """
     left = memory_left()
     own = _NBYTES if left is None else min(_NBYTES, left.nbytes // (8 * comm.local_size))
-    nbytes = min(comm.control.allgather(own, "doctor's memory")) // 4096 * 4096
-    send = comm.allocate(nbytes).view(np.float32)
-    receive = comm.allocate(nbytes).view(np.float32)
+    most = min(comm.control.allgather(own, "doctor's memory")) // 4096 * 4096
+    send, receive = (comm.allocate(most).view(np.float32) for _ in range(2))
     send[...] = comm.rank + 1
     receive[...] = 0
 
-    def reduce() -> None:
-        comm.allreduce(send, receive).wait()
+    def reduce(count: int) -> None:
+        comm.allreduce(send[:count], receive[:count]).wait()
 
-    def copy() -> None:
-        receive[...] = send
+    def copy(count: int) -> None:
+        receive[:count] = send[:count]
 
-    reduced = _rate(comm, reduce, receive, nbytes)
+    first = min(_FIRST, send.size)
+    trial = _seconds(comm, lambda: reduce(first), receive, 2)
+    # On a slow network the whole array would take longer than all other rows.
+    count = min(send.size, max(first, int(first * _LONGEST / trial)))
+    reduced = _seconds(comm, lambda: reduce(count), receive, _repeats(trial * count / first))
     total = comm.size * (comm.size + 1) // 2
-    right = all(comm.control.allgather(bool((receive == total).all()), "doctor's sums"))
-    return {"nbytes": nbytes, "allreduce": reduced, "right": right} | {
-        "copy": _rate(comm, copy, receive, nbytes)
-    }
+    right = all(comm.control.allgather(bool((receive[:count] == total).all()), "doctor's sums"))
+    copied = _seconds(comm, lambda: copy(count), receive, _repeats(trial * count / first))
+    nbytes = 4 * count
+    speeds = {"allreduce": nbytes / reduced / 1e9, "copy": nbytes / copied / 1e9}
+    return {"nbytes": nbytes, "right": right, **speeds}
 
 
-def _rate(comm: Communicator, act: Callable[[], None], written: Any, nbytes: int) -> float:
-    """Return the GB/s of an action that all ranks do at once: its median, on the last rank."""
+def _repeats(seconds: float) -> int:
+    """Return how often an action is measured that takes so long."""
+    return min(max(int(_SECONDS / seconds), _FEWEST), _MOST)
 
-    def seconds() -> float:
+
+def _seconds(comm: Communicator, act: Callable[[], None], written: Any, repeats: int) -> float:
+    """Return the median of an action that all ranks do at once, on the last rank each time."""
+
+    def measured() -> float:
         comm.barrier().wait()
         begin = concurrency.perf_counter()
         act()
-        float(written[-1])  # a GPU's work is then complete
+        float(written[0])  # a GPU's work is then complete
         return concurrency.perf_counter() - begin
 
-    seconds()  # pages are written for the first time, and kernels are loaded
-    first = max(comm.control.allgather(seconds(), "doctor's speed"))
-    repeats = min(max(int(_SECONDS / first), _FEWEST), _MOST)
-    times = comm.control.allgather([seconds() for _ in range(repeats)], "doctor's speed")
-    median = float(statistics.median(map(max, zip(*times, strict=True))))
-    return nbytes / median / 1e9
+    measured()  # pages are written for the first time, and kernels are loaded
+    times = comm.control.allgather([measured() for _ in range(repeats)], "doctor's speed")
+    return float(statistics.median(map(max, zip(*times, strict=True))))
