@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from functools import partial
 
 from ncclkv import env
-from ncclkv.cli import allocation, examined
+from ncclkv.cli import allocation
 from ncclkv.cli.options import declare
 from ncclkv.cli.run import place
-from ncclkv.doctor import table
 from ncclkv.errors import LaunchError
 
 __all__ = ["describe", "main"]
@@ -33,6 +31,16 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Print a table of this process, of the launcher's ranks, or of ranks that are started here."""
+    # Other commands need none of these modules.
+    from ncclkv.cli import examined
+    from ncclkv.doctor import table
+
+    def text(found: examined.Examined) -> str:
+        if not options.json:
+            return table.text(found.merged, found.about)
+        read = table.json_object(found.merged, found.about, found.size)
+        return json.dumps(read, indent=2) + "\n"
+
     if options.n is not None and options.n < 1:
         raise LaunchError(f"-n {options.n} is no number of ranks; give 1 or more")
     test = not options.no_test
@@ -51,13 +59,6 @@ def main(options: argparse.Namespace) -> int:
     elif not launched and (other := env.launched_otherwise()) is not None and other.rank:
         return 0  # its rank 0 prints the table
     else:
-        size = env.launched_size() or 1
-        found = examined.rank_0(size, test=test, text=partial(_text, as_json=options.json))
-    sys.stdout.write(_text(found, as_json=options.json))
+        found = examined.rank_0(env.launched_size() or 1, test=test, text=text)
+    sys.stdout.write(text(found))
     return int(table.blocks(found.merged))
-
-
-def _text(found: examined.Examined, *, as_json: bool) -> str:
-    if not as_json:
-        return table.text(found.merged, found.about)
-    return json.dumps(table.json_object(found.merged, found.about, found.size), indent=2) + "\n"
