@@ -352,6 +352,17 @@ def check() -> None:
         check_value()
 
 
+def wrong() -> dict[str, str]:
+    """Return the error's text for each variable with a wrong value."""
+    texts = {}
+    for name, check_value in {**_CHECKS, "NCCLKV_TIMEOUT": timeout}.items():
+        try:
+            check_value()
+        except LaunchError as error:
+            texts[name] = str(error)
+    return texts
+
+
 def unknown() -> list[str]:
     """Return unknown names that begin with ``NCCLKV_``, each with the nearest known one."""
     import difflib  # slow to import, and seldom needed

@@ -128,6 +128,7 @@ def suite() -> list[Run]:
         nodes,
         _on_ranks(4, but=(*CONTRACT, *ANY_SEVERAL, PROGRAMS, *MODULES)),
         *layouts,
+        Run("doctor", (*pytest, "--durations=20", "tests/doctor"), 400, 2),
         Run("harness", (*pytest, "tests/harness"), 180),
         Run("faults", (*pytest, "tests/faults"), 300),
         _on_ranks(2, but=(*CONTRACT, *ANY_SEVERAL, PROGRAMS, *MODULES)),

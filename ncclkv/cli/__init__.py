@@ -8,14 +8,19 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from ncclkv import __version__
-from ncclkv.cli import explain, run, status
+from ncclkv.cli import doctor, explain, run, status
 from ncclkv.cli.parser import Parser
 from ncclkv.errors import LaunchError
 
 WRONG = 2
 """Exit code of a command that cannot start, as in `argparse`."""
 
-COMMANDS: dict[str, ModuleType] = {"run": run, "status": status, "explain": explain}
+COMMANDS: dict[str, ModuleType] = {
+    "run": run,
+    "status": status,
+    "explain": explain,
+    "doctor": doctor,
+}
 """Each has ``describe(parser)``, and ``main(arguments)``, which returns an exit code."""
 
 

@@ -26,10 +26,9 @@ from ncclkv.cli.outcome import Outcome, Rank, never_started
 from ncclkv.cli.output import Output
 from ncclkv.cli.process import PR_SET_PDEATHSIG
 from ncclkv.cli.rank import ALONE, TORCH_ENV
-from ncclkv.cli.report import how
 from ncclkv.cli.silence import Silence
 from ncclkv.cli.status_socket import StatusSocket
-from ncclkv.system.processes import stat_of
+from ncclkv.system.processes import how, stat_of
 
 _RANK = Path(__file__).with_name("rank.py")
 _ENDING = (signal.SIGINT, signal.SIGTERM)

@@ -34,7 +34,7 @@ _EARLY_SECONDS = 30.0
 _EARLY_INTERVAL = 0.1
 _LATER_INTERVAL = 2.0
 
-_RANK_BYTES = 8 << 20
+RANK_BYTES = 8 << 20
 """Bytes of ``/dev/shm`` that suffice for a rank."""
 
 
@@ -147,11 +147,11 @@ def shortage(ranks: int, shared: Path = SHARED) -> str:
         whole, _, free = shutil.disk_usage(shared)
     except OSError:
         return ""
-    if free >= ranks * _RANK_BYTES:
+    if free >= ranks * RANK_BYTES:
         return ""
     return (
         f"ncclkv run: {shared} has {free >> 20} MiB free of {whole >> 20} MiB; MPI takes up to "
-        f"{_RANK_BYTES >> 20} MiB a rank there, and without them ranks end by SIGBUS or SIGSEGV. "
+        f"{RANK_BYTES >> 20} MiB a rank there, and without them ranks end by SIGBUS or SIGSEGV. "
         f"Remove files from it, or make it larger (docker run --shm-size=1g)"
     )
 

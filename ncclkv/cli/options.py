@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,14 +104,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Example: ncclkv run -n 4 --max-restarts 3 --checkpoint saved -- python train.py"
     )
-    hosts_options = parser.add_mutually_exclusive_group()
-    for name, (kind, metavar, about, others) in _OPTIONS.items():
-        group = hosts_options if name.startswith("--host") else parser
-        action = _Append if name == "--hosts" else "store"
-        first = group.add_argument(name, type=kind, action=action, metavar=metavar, help=about)
-        for each in others:
-            hidden = group.add_argument(each, type=kind, action=action, dest=first.dest)
-            hidden.help = argparse.SUPPRESS
+    declare(parser, _OPTIONS)
     parser.set_defaults(max_restarts=0)
     about = "print the command line and the variables set for all ranks alike, and start nothing"
     parser.add_argument("--dry-run", action="store_true", help=about)
@@ -119,6 +112,19 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--torch-env", action="store_true", help=about)
     foreign.declare(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: the command of a rank")
+
+
+def declare(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Declare options with values, and their other names."""
+    hosts_options = parser.add_mutually_exclusive_group()
+    for name in names:
+        kind, metavar, about, others = _OPTIONS[name]
+        group = hosts_options if name.startswith("--host") else parser
+        action = _Append if name == "--hosts" else "store"
+        first = group.add_argument(name, type=kind, action=action, metavar=metavar, help=about)
+        for each in others:
+            hidden = group.add_argument(each, type=kind, action=action, dest=first.dest)
+            hidden.help = argparse.SUPPRESS
 
 
 def check(options: argparse.Namespace, command: Sequence[str]) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 from ncclkv import concurrency, notify
 from ncclkv.cli.memory import Place
 from ncclkv.cli.outcome import Rank
-from ncclkv.cli.report import how
 from ncclkv.comm.diagnosis.flight_recorder import NBYTES, FlightRecorder
 from ncclkv.comm.diagnosis.reports import Report, format_ranks
+from ncclkv.system.processes import how
 
 _SHOWN_SECONDS = 2.0
 """A wait that its rank has not shown for longer is over: ranks show it four times a second."""

@@ -9,33 +9,7 @@ from ncclkv import notify
 from ncclkv.cli import other_errors, unreached
 from ncclkv.cli.outcome import Outcome, Rank, never_started
 from ncclkv.comm.diagnosis.reports import format_ranks
-
-_CAUSES = {
-    signal.SIGKILL: "often the kernel's out-of-memory killer: see dmesg",
-    signal.SIGBUS: "often a full /dev/shm: see df /dev/shm",
-    signal.SIGSEGV: "a crash in compiled code",
-    signal.SIGTERM: "sent by a user or a batch system",
-}
-
-
-def how(code: int) -> str:
-    """Describe the end of a process.
-
-    Examples
-    --------
-    >>> how(3)
-    'ended with exit code 3'
-    >>> how(-11)
-    'was killed by SIGSEGV (a crash in compiled code)'
-    """
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code)
-    except ValueError:
-        return f"was killed by signal {-code}"
-    cause = _CAUSES.get(name)
-    return f"was killed by {name.name}" + (f" ({cause})" if cause else "")
+from ncclkv.system.processes import how
 
 
 def report(outcome: Outcome, attempt: str) -> str:

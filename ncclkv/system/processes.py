@@ -12,6 +12,13 @@ from pathlib import Path
 _STATES = {"T": "is stopped", "t": "is stopped by a debugger", "Z": "has ended", "X": "has ended"}
 """States in ``/proc/PID/stat`` in which a process makes its peers wait."""
 
+_CAUSES = {
+    signal.SIGKILL: "often the kernel's out-of-memory killer: see dmesg",
+    signal.SIGBUS: "often a full /dev/shm: see df /dev/shm",
+    signal.SIGSEGV: "a crash in compiled code",
+    signal.SIGTERM: "sent by a user or a batch system",
+}
+
 _EXIT_CODE = 49
 """Index of the exit code in ``/proc/PID/stat``, after the program's name."""
 
@@ -96,3 +103,23 @@ def stat_of(number: int) -> list[str]:
     except OSError:
         return []
     return text.rpartition(")")[2].split()
+
+
+def how(code: int) -> str:
+    """Describe the end of a process.
+
+    Examples
+    --------
+    >>> how(3)
+    'ended with exit code 3'
+    >>> how(-11)
+    'was killed by SIGSEGV (a crash in compiled code)'
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code)
+    except ValueError:
+        return f"was killed by signal {-code}"
+    cause = _CAUSES.get(name)
+    return f"was killed by {name.name}" + (f" ({cause})" if cause else "")

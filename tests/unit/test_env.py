@@ -49,6 +49,18 @@ def test_a_store_of_one_rank_refuses_a_wrong_value(
     assert allowed in str(caught.value)
 
 
+@each_wrong
+def test_all_wrong_values_are_listed(
+    name: str, text: str, allowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert env.wrong() == {}
+    monkeypatch.setenv(name, text)
+    monkeypatch.setenv("NCCLKV_EXIT_TIMEOUT", "never")
+    found = env.wrong()
+    assert found.keys() == {name, "NCCLKV_EXIT_TIMEOUT"}
+    assert allowed in found[name]
+
+
 @pytest.mark.parametrize("text", ["0", "1", ""])
 def test_values_of_switches(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NCCLKV_COMPILED", "NCCLKV_ABORT", "NCCLKV_ALONE", "NCCLKV_SHARE_GPU"):

@@ -32,7 +32,7 @@ from ncclkv.comm.shm.broadcast import Broadcast
 from ncclkv.comm.shm.gather_scatter import allgather, barrier, reduce_scatter
 from ncclkv.comm.shm.hierarchical import CrossNode
 from ncclkv.comm.shm.node import Node
-from ncclkv.comm.shm.setup import setup_node
+from ncclkv.comm.shm.setup import Sharing, setup_node
 from ncclkv.comm.shm.shared_gather import SharedGather
 from ncclkv.comm.transport import Steps, Transport
 from ncclkv.comm.two_step import wire_bytes
@@ -77,9 +77,15 @@ class HostCommunicator(Communicator):
         Whether the ranks of a node share memory, if they can.
     among : ObjectComm, optional
         Of the same ranks, for their agreement on shared memory; by default this communicator's.
+
+    Attributes
+    ----------
+    sharing : Sharing
+        That agreement, with the reasons against faster ways.
     """
 
     calls: CallComparison
+    sharing = Sharing(None)
 
     def __init__(
         self,
@@ -119,7 +125,8 @@ class HostCommunicator(Communicator):
             self._transport.close()
             raise
         self._progress.calls.store = roster.name
-        return setup_node(self._transport, control, roster)
+        self.sharing = setup_node(self._transport, control, roster)
+        return self.sharing.node
 
     def lend(self) -> AbstractContextManager[None]:
         return self._progress.lend()

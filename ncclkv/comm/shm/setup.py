@@ -12,7 +12,7 @@ import platform
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ncclkv import env
 from ncclkv.comm.control import ObjectComm
@@ -83,8 +83,8 @@ class MemfdSegments(SharingMethod):
 
     def offer(self) -> Any:
         try:
-            free = _free_descriptors()
-            if free < _DESCRIPTORS * len(self._ranks) + _SPARE_DESCRIPTORS:
+            free = free_descriptors()
+            if free < descriptors(len(self._ranks)):
                 raise OSError(f"{free} file descriptors are left; raise the limit by ulimit -n")
             self._local, ticket = MemfdSegment.create()
         except (AttributeError, ImportError) as error:  # this is not Linux
@@ -103,7 +103,12 @@ class MemfdSegments(SharingMethod):
         return segments
 
 
-def _free_descriptors() -> int:
+def descriptors(ranks: int) -> int:
+    """Return the file descriptors that a rank needs for the ranks of its node, and its program."""
+    return _DESCRIPTORS * ranks + _SPARE_DESCRIPTORS
+
+
+def free_descriptors() -> int:
     """Return the number of files that this process may still open."""
     import resource  # not on every system
 
@@ -140,17 +145,38 @@ _ORDERED = ("x86_64", "AMD64")
 
 _LABEL = "shared memory of nodes"
 
-_log = logging.getLogger("ncclkv")
+_logger = logging.getLogger("ncclkv")
 
 
-def setup_node(transport: Transport, control: ObjectComm, roster: Roster) -> Node | None:
-    """Return this rank's node; None if ranks cannot share memory, or each is alone on its node.
+class Sharing(NamedTuple):
+    """The way in which the ranks of a node share memory, on which all ranks have agreed.
+
+    Attributes
+    ----------
+    node : Node or None
+        This rank's node; None if ranks share no memory.
+    method : str
+        Name of the method, as in ``NCCLKV_NODE_MEMORY``; empty if each rank is alone on its node.
+    action : str
+        Description of the method, after "the ranks of a node".
+    reasons : sequence of str
+        The reason against each faster method, with its name.
+    """
+
+    node: Node | None
+    method: str = ""
+    action: str = "are alone"
+    reasons: Sequence[str] = ()
+
+
+def setup_node(transport: Transport, control: ObjectComm, roster: Roster) -> Sharing:
+    """Return this rank's node, and the method by which its ranks share memory.
 
     Collective over all ranks.
     """
     nodes = roster.nodes
     if len(nodes) == transport.size:
-        return None
+        return Sharing(None)
     # A launcher may set the variable on some ranks only: all ranks take the last method named.
     first = max((each.memory for each in roster.members), key=env.NODE_MEMORY.index)
     reasons = [f"NCCLKV_NODE_MEMORY={first}"] if first != env.NODE_MEMORY[0] else []
@@ -160,11 +186,10 @@ def setup_node(transport: Transport, control: ObjectComm, roster: Roster) -> Nod
     for method in methods:
         segments, problem = _try(method, control)
         if not problem:
-            _log_choice(transport, method.action, reasons)
-            return Node(transport.node, transport.rank, nodes, segments, transport.notify)
+            node = Node(transport.node, transport.rank, nodes, segments, transport.notify)
+            return _log(transport, Sharing(node, method.name, method.action, reasons))
         reasons.append(f"{method.name}: {problem}")
-    _log_choice(transport, "exchange messages", reasons)
-    return None
+    return _log(transport, Sharing(None, env.NODE_MEMORY[-1], "exchange messages", reasons))
 
 
 def _try(method: SharingMethod, control: ObjectComm) -> tuple[Sequence[Segment], str]:
@@ -185,8 +210,9 @@ def _try(method: SharingMethod, control: ObjectComm) -> tuple[Sequence[Segment],
     return segments, next((each for each in control.allgather(problem, _LABEL) if each), "")
 
 
-def _log_choice(transport: Transport, action: str, reasons: Sequence[str]) -> None:
-    """Log one line, on rank 0."""
+def _log(transport: Transport, sharing: Sharing) -> Sharing:
+    """Log a line about the agreement, on rank 0; return the agreement."""
     if transport.rank == 0:
-        text = f" ({'; '.join(reasons)})" if reasons else ""
-        _log.info("ncclkv: the ranks of a node %s%s", action, text)
+        text = f" ({'; '.join(sharing.reasons)})" if sharing.reasons else ""
+        _logger.info("ncclkv: the ranks of a node %s%s", sharing.action, text)
+    return sharing

@@ -45,6 +45,24 @@ def test_ranks_share_memory_and_log_the_method(caplog: pytest.LogCaptureFixture)
     assert said(caplog) == {SHARING}
 
 
+def agreed() -> tuple[str, str, list[str]]:
+    """Return the method of a communicator, and the reasons against faster methods."""
+    comm = threads.world()
+    sharing = comm.sharing
+    comm.close()
+    return sharing.method, sharing.action, list(sharing.reasons)
+
+
+@pytest.mark.parametrize("method", env.NODE_MEMORY)
+def test_the_agreement_is_a_value_on_every_rank(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", method)
+    action = BY_NAME[method].removeprefix("the ranks of a node ")
+    reasons = [] if method == "files" else [f"NCCLKV_NODE_MEMORY={method}"]
+    assert testing.run_ranks(3, agreed) == [(method, action, reasons)] * 3
+
+
 @pytest.mark.parametrize("error", [OSError(38, "no such call"), AttributeError("no memfd_create")])
 def test_without_memfd_ranks_copy_through_a_window(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
@@ -78,7 +96,7 @@ def test_a_file_that_cannot_be_opened_is_named(
 def test_with_few_descriptors_files_are_not_shared(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(setup, "_free_descriptors", lambda: 70)
+    monkeypatch.setattr(setup, "free_descriptors", lambda: 70)
     with caplog.at_level(logging.INFO, "ncclkv"):
         assert testing.run_ranks(2, sums) == [False] * 2
     (line,) = said(caplog)
@@ -225,9 +243,9 @@ def test_arrays_that_do_not_fit_a_segment_are_copied_through_it(
 
 def test_descriptors_are_counted() -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    free = setup._free_descriptors()
+    free = setup.free_descriptors()
     with open(os.devnull) as _:
-        assert setup._free_descriptors() == free - (limit != resource.RLIM_INFINITY)
+        assert setup.free_descriptors() == free - (limit != resource.RLIM_INFINITY)
 
 
 def test_ranks_of_one_machine_can_be_split_into_nodes(

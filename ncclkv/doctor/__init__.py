@@ -1,0 +1,1 @@
+"""Doctor: rows about an installation and its machines, for ``ncclkv doctor``."""
