@@ -29,6 +29,8 @@ array([[8., 8., 8.],
 ``save``, ``load``                    write and read a checkpoint
 ``value``, ``grad_view``              views of the store's own arrays, without a copy
 ``keys``, ``spec``, ``explain_plan``  keys, their shapes and dtypes, and their buckets
+``add_instrument``,                   call an `Instrument` at each verb, collective and wait, or
+``remove_instrument``                 no more
 ====================================  ==========================================================
 
 `Trainer` updates the parameters of a model from gradients of all ranks, as MXNet's Gluon does.
@@ -42,6 +44,7 @@ from sys import modules as _modules
 
 from ncclkv import comm, errors, typing
 from ncclkv.comm import Communicator, Work
+from ncclkv.engine.instrument import Instrument
 from ncclkv.errors import KVStoreError
 from ncclkv.other_names import OF_PACKAGE as _ADVICE
 from ncclkv.other_names import missing as _missing
@@ -59,6 +62,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Communicator",
+    "Instrument",
     "KVStore",
     "KVStoreBase",
     "KVStoreError",

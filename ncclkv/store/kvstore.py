@@ -9,11 +9,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 from ncclkv.comm.base import Communicator
+from ncclkv.engine.instrument import Instrument
 from ncclkv.other_names import OF_STORES, missing
 from ncclkv.store import plugin
 from ncclkv.store.capture import CapturedStep, Captures
 from ncclkv.store.context import Context, open_context
 from ncclkv.store.explain import explain
+from ncclkv.store.instruments import Instruments
 from ncclkv.store.objects import Objects
 from ncclkv.store.one_off import OneOff
 from ncclkv.store.options import Options
@@ -77,6 +79,7 @@ class KVStore(KVStoreBase):
         self._waiting = Waiting(context)
         self._updaters = Updaters(context)
         self._captures = Captures(context)
+        self._instruments = Instruments(context)
 
     # Keys
 
@@ -914,6 +917,40 @@ are ints, such as 3; use one kind
         array([0.5, 0.5])
         """
         self._updaters.use_optimizer(optimizer, reset_states=reset_states)
+
+    # Instruments
+
+    def add_instrument(self, instrument: Instrument) -> None:
+        """Call the methods of an instrument at the store's later events; local.
+
+        Parameters
+        ----------
+        instrument : Instrument
+            An instrument that was added before is not called twice.
+
+        Raises
+        ------
+        UsageError
+            When `instrument` is of another class.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> class Verbs(ncclkv.Instrument):
+        ...     def verb(self, name, seconds):
+        ...         print(name)
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.init("w", np.zeros(2))
+        ...     kv.add_instrument(Verbs())
+        ...     kv.push("w", np.ones(2))
+        push
+        close
+        """
+        self._instruments.add(instrument)
+
+    def remove_instrument(self, instrument: Instrument) -> None:
+        """Stop the calls of an instrument; local.  Nothing happens if it was not added."""
+        self._instruments.remove(instrument)
 
     # Checkpoints
 

@@ -17,7 +17,7 @@ from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.host import finalize
 from ncclkv.comm.transport import PeerFailed, Request, Steps, Transport
-from ncclkv.comm.types import Then, Work
+from ncclkv.comm.types import Then, WaitObserver, Work
 from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch, again
 from ncclkv.tracebacks import trim
 
@@ -98,6 +98,8 @@ class ProgressEngine:
         The calls behind the digest.
     lock : concurrency.RLock
         Held by the thread that advances the collectives, where another thread may do so too.
+    observer : WaitObserver or None
+        Receives the waits.
     """
 
     def __init__(self, transport: Transport, timeout: float) -> None:
@@ -112,6 +114,7 @@ class ProgressEngine:
         self._active: list[HostWork] = []
         self._who = f"rank {transport.rank} of {transport.size}"
         self.failure: KVStoreError | None = None
+        self.observer: WaitObserver | None = None
         self.multi_node = False
         self.lock = concurrency.RLock()
         with _engines_lock:
@@ -200,6 +203,7 @@ class ProgressEngine:
         """Wait until `work` is complete; raise at the deadline, or when a needed rank has left."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = concurrency.monotonic(), 0
+        awaited: set[int] = set()
         try:
             while not work.finished:
                 others = self._others()
@@ -210,6 +214,8 @@ class ProgressEngine:
                 attempt += 1
                 self._transport.pause(attempt)
                 if attempt > _FIRST_POLLS:
+                    if self.observer is not None:
+                        awaited = self._observe(self.observer, work) or awaited
                     self._check_wait(work, limit, concurrency.monotonic() - start)
                 alone = attempt < _SHORT_WAIT_POLLS and not others and len(self._active) == 1
                 polls = _POLLS_PER_ADVANCE if alone else 1
@@ -225,11 +231,21 @@ class ProgressEngine:
             for other in self.siblings():
                 other.calls.recorder.retract_other_wait()
             raise
+        if awaited and self.observer is not None:
+            self.observer.blocked(str(work), awaited, concurrency.monotonic() - start)
         if work.looks.made:
             # After a failed wait the record stays: ranks that wait for this one read it.
             self.calls.recorder.clear_wait()
             for other in self.siblings():
                 other.calls.recorder.clear_other_wait()
+
+    def _observe(self, observer: WaitObserver, work: HostWork) -> set[int]:
+        """Return the ranks that a wait is for, and report the wait after its first look."""
+        awaited = self.missing(work)
+        if work.looks.made and not work.observed:
+            work.observed = True
+            observer.waiting(str(work), awaited)
+        return awaited
 
     def _check_wait(self, work: HostWork, limit: float, waited: float) -> None:
         """Raise when a wait cannot end, or has lasted too long."""
@@ -278,12 +294,15 @@ class HostWork(Work, AwaitedWork):
         Set at the launch.
     finished : bool
         Whether it is complete on this rank.
+    observed : bool
+        Whether an observer has received that a wait for it lasts long.
     looks, reported, call
         As `AwaitedWork` has them.
     """
 
     what: object
     progress: ProgressEngine
+    observed = False
 
     def __str__(self) -> str:
         return f"{self.what} ({self.label})" if self.label else str(self.what)
