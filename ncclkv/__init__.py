@@ -31,6 +31,7 @@ array([[8., 8., 8.],
 ``keys``, ``spec``, ``explain_plan``  keys, their shapes and dtypes, and their buckets
 ``add_instrument``,                   call an `Instrument` at each verb, collective and wait, or
 ``remove_instrument``                 no more
+``trace``                             write a timeline of all these to a file, for Perfetto
 ====================================  ==========================================================
 
 `Trainer` updates the parameters of a model from gradients of all ranks, as MXNet's Gluon does.

@@ -13,6 +13,8 @@ would leave the other ranks waiting.
 ``NCCLKV_CHECKPOINT``     default directory of ``kv.save`` and ``kv.load``
 ``NCCLKV_DUMP``           directory in which each rank writes a report when its store breaks;
                           ``ncclkv explain`` reads it
+``NCCLKV_TRACE``          directory in which each rank writes a trace of its stores, from their
+                          creation on; ``ncclkv trace`` merges the files
 ``NCCLKV_RESTART``        number of restarts of the job; set by ``ncclkv run`` for programs
 ``NCCLKV_RUN_SECRET``     and ``NCCLKV_RUN_EVENTS``: set by ``ncclkv run`` for its own use
 ``NCCLKV_ALONE``          ``1``: a process may be alone though a launcher started several: stores
@@ -63,6 +65,7 @@ _TEXTS = (
     "NCCLKV_KERNEL_CACHE",
     "NCCLKV_RUN_SECRET",
     "NCCLKV_RUN_EVENTS",
+    "NCCLKV_TRACE",
 )
 
 
@@ -231,6 +234,11 @@ def checkpoint() -> str:
 def dump() -> str:
     """Return the directory for reports of broken stores; empty if the variable is unset."""
     return _text("NCCLKV_DUMP")
+
+
+def trace() -> str:
+    """Return the directory for traces; empty if the variable is unset."""
+    return _text("NCCLKV_TRACE")
 
 
 def own_variables() -> dict[str, str]:

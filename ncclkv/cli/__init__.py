@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from ncclkv import __version__
-from ncclkv.cli import explain, run
+from ncclkv.cli import explain, run, trace
 from ncclkv.cli.parser import Parser
 from ncclkv.errors import LaunchError
 
 WRONG = 2
 """Exit code of a command that cannot start, as in `argparse`."""
 
-COMMANDS: dict[str, ModuleType] = {"run": run, "explain": explain}
+COMMANDS: dict[str, ModuleType] = {"run": run, "explain": explain, "trace": trace}
 """Each has ``describe(parser)``, and ``main(arguments)``, which returns an exit code."""
 
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if own is None and not given[0].startswith("-"):
             raise LaunchError(
-                f"there is no command {given[0]!r}; there are {' and '.join(COMMANDS)}. Programs "
+                f"there is no command {given[0]!r}; there are {', '.join(COMMANDS)}. Programs "
                 f"are started by: ncclkv run -n 4 -- python train.py"
             )
         chosen = parser.parse_args(given) if own is None else own.parse_args(given[1:])

@@ -150,6 +150,12 @@ class Instrument:
         seconds : float
         """
 
+    def failed(self, error: str) -> None:
+        """Observe the error that broke the store: its class and text."""
+
+    def closed(self) -> None:
+        """Observe the end of the store: it was closed, or left by an exception."""
+
 
 EVENTS = tuple(name for name in vars(Instrument) if not name.startswith("_"))
 """Names of all events, which are the methods of an instrument."""

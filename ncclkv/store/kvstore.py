@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 from ncclkv.comm.base import Communicator
-from ncclkv.engine.instrument import Instrument
 from ncclkv.other_names import OF_STORES, missing
 from ncclkv.store import plugin
 from ncclkv.store.capture import CapturedStep, Captures
@@ -17,11 +16,13 @@ from ncclkv.store.context import Context, open_context
 from ncclkv.store.explain import explain
 from ncclkv.store.instruments import Instruments
 from ncclkv.store.objects import Objects
+from ncclkv.store.observed_store import ObservedStore
 from ncclkv.store.one_off import OneOff
 from ncclkv.store.options import Options
 from ncclkv.store.overlaps import Overlaps
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.registration import Registration
+from ncclkv.store.tracing import Tracing
 from ncclkv.store.transfers import Transfers
 from ncclkv.store.updaters import Updaters
 from ncclkv.store.waiting import Waiting
@@ -50,7 +51,7 @@ Self = TypeVar("Self", bound="KVStore")
 
 # These have the except clause of a public method themselves: a call more would slow them down.
 @public_methods("push", "pull", "pushpull", "wait", "value", "grad_view", "allreduce")
-class KVStore(KVStoreBase):
+class KVStore(ObservedStore, KVStoreBase):
     """Values by key, the same on all ranks; made by `ncclkv.create`.
 
     All ranks make the same calls in the same order, except of the verbs marked local.  A store
@@ -76,10 +77,11 @@ class KVStore(KVStoreBase):
         self._overlaps = Overlaps(context, self._transfers)
         self._one_off = OneOff(context)
         self._objects = Objects(context)
-        self._waiting = Waiting(context)
+        self._instruments = Instruments(context)
+        self._tracing = Tracing(context, self._instruments, name)
+        self._waiting = Waiting(context, self._tracing.compare_clocks)
         self._updaters = Updaters(context)
         self._captures = Captures(context)
-        self._instruments = Instruments(context)
 
     # Keys
 
@@ -917,40 +919,6 @@ are ints, such as 3; use one kind
         array([0.5, 0.5])
         """
         self._updaters.use_optimizer(optimizer, reset_states=reset_states)
-
-    # Instruments
-
-    def add_instrument(self, instrument: Instrument) -> None:
-        """Call the methods of an instrument at the store's later events; local.
-
-        Parameters
-        ----------
-        instrument : Instrument
-            An instrument that was added before is not called twice.
-
-        Raises
-        ------
-        UsageError
-            When `instrument` is of another class.
-
-        Examples
-        --------
-        >>> import numpy as np, ncclkv
-        >>> class Verbs(ncclkv.Instrument):
-        ...     def verb(self, name, seconds):
-        ...         print(name)
-        >>> with ncclkv.create("local") as kv:
-        ...     kv.init("w", np.zeros(2))
-        ...     kv.add_instrument(Verbs())
-        ...     kv.push("w", np.ones(2))
-        push
-        close
-        """
-        self._instruments.add(instrument)
-
-    def remove_instrument(self, instrument: Instrument) -> None:
-        """Stop the calls of an instrument; local.  Nothing happens if it was not added."""
-        self._instruments.remove(instrument)
 
     # Checkpoints
 

@@ -213,6 +213,8 @@ class Session:
     def fail(self, error: ContractError | CommError) -> None:
         """Break the store, and write this rank's calls to the file that ``NCCLKV_DUMP`` names."""
         self.failure = error
+        if self.events.listeners:
+            self.events.emit("failed", f"{type(error).__name__}: {error}")
         if not self._alone:
             dump.write_of(self.comm, error)
 

@@ -90,7 +90,10 @@ def test_in_an_allocation_the_line_to_type_names_no_hosts(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("walk", "there is no command 'walk'; there are run and explain. Programs are started by"),
+        (
+            "walk",
+            "there is no command 'walk'; there are run, explain, trace. Programs are started by",
+        ),
         ("run -n four -- true", "-n four is no number of ranks; give 1 or more"),
         ("run -np4 -- true", "-n p4 is no number of ranks; give 1 or more"),
         ("run -n", "-n stands without its value; ncclkv run --help lists the options"),
