@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from ncclkv import concurrency
 from ncclkv.comm.types import Apply, Work
 from ncclkv.engine.instrument import EVENTS, Instrument, Launch
+from ncclkv.errors import KVStoreError
 from ncclkv.table.registry import Key
 
 _log = logging.getLogger("ncclkv")
@@ -124,7 +125,11 @@ class Events:
         """Emit the times of the collectives that a GPU has completed; does not block."""
         while self._on_device:
             seq, work = self._on_device[0]
-            times = work.device_times()
+            try:
+                times = work.device_times()
+            except KVStoreError:  # the next verb raises it
+                self._on_device.clear()
+                return
             if times is None:
                 return
             self._on_device.popleft()

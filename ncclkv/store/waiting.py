@@ -131,6 +131,7 @@ class Waiting(Component):
             with session.verb("close"):
                 self._calls.record("close")
                 self._engine.close()
+                self._engine.events.read_device()
                 self._before_close()
                 self._comm.close()
             session.closed = True
