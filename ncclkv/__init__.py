@@ -31,7 +31,7 @@ array([[8., 8., 8.],
 ``keys``, ``spec``, ``explain_plan``  keys, their shapes and dtypes, and their buckets
 ``add_instrument``,                   call an `Instrument` at each verb, collective and wait, or
 ``remove_instrument``                 no more
-``trace``                             write a timeline of all these to a file, for Perfetto
+``trace``, ``metrics``                write a timeline to a file, for Perfetto; count
 ====================================  ==========================================================
 
 `Trainer` updates the parameters of a model from gradients of all ranks, as MXNet's Gluon does.
@@ -55,7 +55,7 @@ from ncclkv.store.plugin import KVStoreBase
 from ncclkv.system import abort
 
 if _typing.TYPE_CHECKING:
-    from ncclkv import optimizer, testing
+    from ncclkv import observe, optimizer, testing
     from ncclkv import torch as torch  # not in __all__, by which a star would import torch
     from ncclkv.trainer.trainer import Trainer
 
@@ -72,6 +72,7 @@ __all__ = [
     "comm",
     "create",
     "errors",
+    "observe",
     "optimizer",
     "testing",
     "typing",
@@ -81,6 +82,7 @@ __all__ = [
 _LATER = {
     "Trainer": "ncclkv.trainer.trainer",
     "mxnet": "ncclkv.mxnet",
+    "observe": "ncclkv.observe",
     "optimizer": "ncclkv.optimizer",
     "testing": "ncclkv.testing",
     "torch": "ncclkv.torch",

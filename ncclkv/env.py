@@ -15,6 +15,8 @@ would leave the other ranks waiting.
                           ``ncclkv explain`` reads it
 ``NCCLKV_TRACE``          directory in which each rank writes a trace of its stores, from their
                           creation on; ``ncclkv trace`` merges the files
+``NCCLKV_METRICS``        file to which rank 0 appends its metrics every ten seconds and at the end,
+                          as JSON lines; other ranks and stores add a suffix to the name
 ``NCCLKV_RESTART``        number of restarts of the job; set by ``ncclkv run`` for programs
 ``NCCLKV_RUN_SECRET``     and ``NCCLKV_RUN_EVENTS``: set by ``ncclkv run`` for its own use
 ``NCCLKV_ALONE``          ``1``: a process may be alone though a launcher started several: stores
@@ -66,6 +68,7 @@ _TEXTS = (
     "NCCLKV_RUN_SECRET",
     "NCCLKV_RUN_EVENTS",
     "NCCLKV_TRACE",
+    "NCCLKV_METRICS",
 )
 
 
@@ -239,6 +242,11 @@ def dump() -> str:
 def trace() -> str:
     """Return the directory for traces; empty if the variable is unset."""
     return _text("NCCLKV_TRACE")
+
+
+def metrics() -> str:
+    """Return the file for metrics; empty if the variable is unset."""
+    return _text("NCCLKV_METRICS")
 
 
 def own_variables() -> dict[str, str]:

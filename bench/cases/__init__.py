@@ -18,6 +18,7 @@ from bench.cases import (
     short_flush,
     sweep,
     torch_modules,
+    tracing,
     updates,
 )
 from bench.job import Job
@@ -32,6 +33,7 @@ HOST: dict[str, Callable[[Job], None]] = {
     "contract": contract.run,
     "comparing": comparing.run,
     "models": models.run,
+    "trace": tracing.run,
     "modules": torch_modules.run,
     "updates": updates.run,
     "memory": memory_use.run,
@@ -47,4 +49,5 @@ GPU: dict[str, Callable[[Job], None]] = {
     "keys": many_keys.run,
     "comparing": comparing.run,
     "models": models.run,
+    "trace": tracing.run,
 }

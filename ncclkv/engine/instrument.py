@@ -126,7 +126,7 @@ class Instrument:
     def blocked(self, what: str, ranks: Collection[int], seconds: float) -> None:
         """Observe the end of a wait of the host for other ranks, by memory or by messages.
 
-        Waits of some microseconds are left out.
+        Waits of less than ten microseconds are left out.
 
         Parameters
         ----------

@@ -13,6 +13,7 @@ from ncclkv.other_names import OF_STORES, missing
 from ncclkv.store import plugin
 from ncclkv.store.capture import CapturedStep, Captures
 from ncclkv.store.context import Context, open_context
+from ncclkv.store.counting import Counting
 from ncclkv.store.explain import explain
 from ncclkv.store.instruments import Instruments
 from ncclkv.store.objects import Objects
@@ -79,6 +80,7 @@ class KVStore(ObservedStore, KVStoreBase):
         self._objects = Objects(context)
         self._instruments = Instruments(context)
         self._tracing = Tracing(context, self._instruments, name)
+        self._counting = Counting(context, self._instruments, name)
         self._waiting = Waiting(context, self._tracing.compare_clocks)
         self._updaters = Updaters(context)
         self._captures = Captures(context)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from ncclkv.engine.instrument import Instrument
+from ncclkv.store.counting import Counting
 from ncclkv.store.instruments import Instruments
 from ncclkv.store.tracing import Trace, Tracing
 from ncclkv.tracebacks import public_methods
@@ -16,6 +18,7 @@ class ObservedStore:
 
     _instruments: Instruments
     _tracing: Tracing
+    _counting: Counting
 
     def add_instrument(self, instrument: Instrument) -> None:
         """Call the methods of an instrument at the store's later events; local.
@@ -85,3 +88,50 @@ class ObservedStore:
         True
         """
         return self._tracing.start(directory)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return this rank's counts since the first call, as values that JSON can hold; local.
+
+        The first call begins to count, so a store whose metrics nobody reads pays nothing.
+        ``NCCLKV_METRICS=FILE`` counts from the creation on.
+
+        Returns
+        -------
+        dict
+            ``rank``, ``ranks``, ``seconds``
+                This rank, the number of ranks, and the time of counting.
+            ``verbs``
+                ``calls`` and ``seconds`` of each verb.
+            ``pushed_bytes``, ``pulled_bytes``, ``update_seconds``
+                Bytes copied from and to the program's arrays, and the time of updates.
+            ``waited_seconds``
+                Seconds in which this rank waited for others.
+            ``buckets``
+                For each bucket, by its number as a text, and for ``"one-off"`` arrays: ``launches``
+                and ``completed`` collectives; their ``nbytes``, ``wire_bytes`` that this rank
+                sends, ``seconds`` from launch to completion, ``waited_seconds`` of the host,
+                ``median_seconds``, and ``busbw_bytes_per_second``, as NCCL's tests compute it.  The
+                time includes that for late ranks.
+            ``last``
+                Number of ``sums`` whose arrivals are known, and for each of the ``ranks`` that was
+                last: ``count``, ``seconds``, ``median_seconds`` and ``most_seconds`` after the
+                rank before.  Only ranks of this node that share memory are compared.
+            ``awaited``
+                The same numbers for the waits of this rank, by the rank awaited last.  Waits
+                between nodes count, too.
+            ``summary``
+                Sentences about the ranks that were last.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.init("w", np.zeros(1024, np.float32))
+        ...     started = kv.metrics()
+        ...     kv.push("w", np.ones(1024, np.float32))
+        ...     kv.wait()
+        ...     metrics = kv.metrics()
+        >>> metrics["verbs"]["push"]["calls"], metrics["pushed_bytes"]
+        (1, 4096)
+        """
+        return self._counting.read()

@@ -134,7 +134,7 @@ class OneOff(Component):
         """Launch the gathering of one array of each rank."""
         start = partial(self._comm.allgather, send, receive)
         wire = receive.nbytes - send.nbytes
-        return self._engine.events.launch(start, "allgather", staging.label, send.nbytes, wire)
+        return self._engine.events.launch(start, "allgather", staging.label, receive.nbytes, wire)
 
     def _write(self, sources: Sequence[Array], outs: Sequence[Array], out: Any) -> None:
         """Copy results to the arrays that the program gave."""

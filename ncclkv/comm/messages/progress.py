@@ -13,6 +13,7 @@ from typing import TypeVar
 from ncclkv import concurrency
 from ncclkv.comm import callbacks
 from ncclkv.comm.control import CallDigest
+from ncclkv.comm.diagnosis.awaited import Awaited
 from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.host import finalize
@@ -203,7 +204,7 @@ class ProgressEngine:
         """Wait until `work` is complete; raise at the deadline, or when a needed rank has left."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = concurrency.monotonic(), 0
-        awaited: set[int] = set()
+        awaited = None if self.observer is None else Awaited(self.observer, start)
         try:
             while not work.finished:
                 others = self._others()
@@ -213,9 +214,9 @@ class ProgressEngine:
                         other.advance()
                 attempt += 1
                 self._transport.pause(attempt)
+                if awaited is not None:
+                    awaited.note(work, self.missing(work))
                 if attempt > _FIRST_POLLS:
-                    if self.observer is not None:
-                        awaited = self._observe(self.observer, work) or awaited
                     self._check_wait(work, limit, concurrency.monotonic() - start)
                 alone = attempt < _SHORT_WAIT_POLLS and not others and len(self._active) == 1
                 polls = _POLLS_PER_ADVANCE if alone else 1
@@ -231,21 +232,13 @@ class ProgressEngine:
             for other in self.siblings():
                 other.calls.recorder.retract_other_wait()
             raise
-        if awaited and self.observer is not None:
-            self.observer.blocked(str(work), awaited, concurrency.monotonic() - start)
+        if awaited is not None:
+            awaited.end(work)
         if work.looks.made:
             # After a failed wait the record stays: ranks that wait for this one read it.
             self.calls.recorder.clear_wait()
             for other in self.siblings():
                 other.calls.recorder.clear_other_wait()
-
-    def _observe(self, observer: WaitObserver, work: HostWork) -> set[int]:
-        """Return the ranks that a wait is for, and report the wait after its first look."""
-        awaited = self.missing(work)
-        if work.looks.made and not work.observed:
-            work.observed = True
-            observer.waiting(str(work), awaited)
-        return awaited
 
     def _check_wait(self, work: HostWork, limit: float, waited: float) -> None:
         """Raise when a wait cannot end, or has lasted too long."""
@@ -294,15 +287,12 @@ class HostWork(Work, AwaitedWork):
         Set at the launch.
     finished : bool
         Whether it is complete on this rank.
-    observed : bool
-        Whether an observer has received that a wait for it lasts long.
     looks, reported, call
         As `AwaitedWork` has them.
     """
 
     what: object
     progress: ProgressEngine
-    observed = False
 
     def __str__(self) -> str:
         return f"{self.what} ({self.label})" if self.label else str(self.what)

@@ -94,9 +94,9 @@ MUTANTS = (
     ),
     Mutant(
         name="ranks-awaited-first-are-blamed",
-        file="ncclkv/comm/messages/progress.py",
-        old="awaited = self._observe(self.observer, work) or awaited",
-        new="awaited = awaited or self._observe(self.observer, work)",
+        file="ncclkv/comm/diagnosis/awaited.py",
+        old="long[-1], waited",
+        new="long[0], waited",
         why="a rank that was there long before the end of a wait is blamed for it",
         tests=(RANKS,),
     ),

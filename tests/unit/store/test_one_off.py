@@ -128,7 +128,7 @@ def test_events_of_one_collective_for_each_dtype() -> None:
         assert [(text, nbytes) for text, nbytes, _ in log.launches] == [
             (label, 8192),
             (label, 8),
-            ("allgather(float32 (3,))", 12),
+            ("allgather(float32 (3,))", 24),
         ]
         assert log.launches[-1][2] == 12
         assert log.completions == 3
