@@ -45,7 +45,6 @@ from sys import modules as _modules
 
 from ncclkv import comm, errors, typing
 from ncclkv.comm import Communicator, Work
-from ncclkv.engine.instrument import Instrument
 from ncclkv.errors import KVStoreError
 from ncclkv.other_names import OF_PACKAGE as _ADVICE
 from ncclkv.other_names import missing as _missing
@@ -57,6 +56,7 @@ from ncclkv.system import abort
 if _typing.TYPE_CHECKING:
     from ncclkv import observe, optimizer, testing
     from ncclkv import torch as torch  # not in __all__, by which a star would import torch
+    from ncclkv.engine.instrument import Instrument
     from ncclkv.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -80,6 +80,7 @@ __all__ = [
 
 
 _LATER = {
+    "Instrument": "ncclkv.engine.instrument",
     "Trainer": "ncclkv.trainer.trainer",
     "mxnet": "ncclkv.mxnet",
     "observe": "ncclkv.observe",

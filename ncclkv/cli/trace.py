@@ -6,31 +6,38 @@ The ranks have written the files to the directory that NCCLKV_TRACE or kv.trace 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ncclkv.errors import LaunchError
-from ncclkv.observe.clocks import Offset
-from ncclkv.observe.timeline import RankFile, find_offsets, read_files, timeline
+
+if TYPE_CHECKING:
+    from ncclkv.observe.clocks import Offset
+    from ncclkv.observe.timeline import RankFile
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("directory", type=Path, help="the directory that has the ranks' files")
+    parser.add_argument("directory", help="the directory that has the ranks' files")
     parser.add_argument(
-        "-o", dest="output", type=Path, metavar="FILE", help="the merged file (DIRECTORY/job.json)"
+        "-o", dest="output", metavar="FILE", help="the merged file (DIRECTORY/job.json)"
     )
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the merged file, and print what it has."""
-    files = read_files(arguments.directory)
+    # Imported here, because they need NumPy: other commands start without it.
+    import json
+    from pathlib import Path
+
+    from ncclkv.observe.timeline import find_offsets, read_files, timeline
+
+    directory = Path(arguments.directory)
+    files = read_files(directory)
     clocks = find_offsets(files)
     merged = timeline(files, clocks)
-    output: Path = arguments.output or arguments.directory / "job.json"
+    output = Path(arguments.output or directory / "job.json")
     try:
         output.write_text(json.dumps(merged))
     except OSError as error:
@@ -52,7 +59,7 @@ def _describe_clocks(files: Sequence[RankFile], clocks: Mapping[str, Offset]) ->
     first, *others = hosts
     for clock in others:
         offset = clocks[clock]
-        if math.isinf(offset.error):
+        if offset.error == float("inf"):
             yield (
                 f"clock of {hosts[clock]}: set by the wall clock alone, because no collective in "
                 f"these files joins it with {hosts[first]}; its times may be off by any amount"

@@ -71,13 +71,12 @@ class Events:
         call()
         self.emit(event, *arguments, concurrency.perf_counter() - begin)
 
-    def timed_update(self, apply: Apply, label: str) -> Apply:
-        """Return an update that emits the time of each range."""
-
-        def update(lo: int, hi: int) -> None:
-            self.timed("updated", lambda: apply(lo, hi), label)
-
-        return update
+    def emit_with(self, work: Work, update: TimedUpdate) -> None:
+        """Emit an update at the completion of its collective; on a GPU at once."""
+        if isinstance(work, ObservedWork):
+            work.update = update
+        else:
+            self.emit("updated", update.label, update.seconds)
 
     # Collectives
 
@@ -146,6 +145,28 @@ class Events:
         self.emit("blocked", what, ranks, seconds)
 
 
+class TimedUpdate:
+    """An update of the ranges of a sum, which adds up their seconds.
+
+    An event for each range would cost more than a short update.
+
+    Attributes
+    ----------
+    label : str
+    seconds : float
+    """
+
+    def __init__(self, apply: Apply, label: str) -> None:
+        self._apply = apply
+        self.label = label
+        self.seconds = 0.0
+
+    def __call__(self, lo: int, hi: int) -> None:
+        begin = concurrency.perf_counter()
+        self._apply(lo, hi)
+        self.seconds += concurrency.perf_counter() - begin
+
+
 class ObservedWork(Work):
     """A collective whose completion is emitted.
 
@@ -155,7 +176,14 @@ class ObservedWork(Work):
     work : Work
     launched : float
         Time of the launch, of `concurrency.perf_counter`.
+
+    Attributes
+    ----------
+    update : TimedUpdate or None
+        Its update, until it is emitted.
     """
+
+    update: TimedUpdate | None = None
 
     def __init__(self, events: Events, work: Work, launched: float) -> None:
         self._events = events
@@ -176,6 +204,9 @@ class ObservedWork(Work):
         end = concurrency.perf_counter()
         emit("waited", seq, end - begin)
         emit("completed", seq, end - self._launched)
+        update, self.update = self.update, None
+        if update is not None:
+            emit("updated", update.label, update.seconds)
         times = self.arrivals() if "late" in self._events.listeners else {}
         if len(times) > 1:
             *_, before, last = sorted(times, key=times.__getitem__)

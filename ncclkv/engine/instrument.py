@@ -84,9 +84,10 @@ class Instrument:
         """Observe the launch of a collective."""
 
     def updated(self, label: str, seconds: float) -> None:
-        """Observe an update of keys, or of a range of a bucket whose sum is complete.
+        """Observe the updates of keys, by a function, by norms, or of one complete sum.
 
-        On a GPU `seconds` is the time that the host took to launch the kernels.
+        A sum is updated in ranges, as they arrive, and `seconds` adds up their times.  On a GPU
+        `seconds` is the time that the host took to launch the kernels.
         """
 
     def waited(self, seq: int, seconds: float) -> None:

@@ -12,7 +12,7 @@ from ncclkv import concurrency
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState
-from ncclkv.engine.events import Events
+from ncclkv.engine.events import Events, TimedUpdate
 from ncclkv.engine.gathered import MAX_SPAN_BYTES, MIN_SPANS, Target
 from ncclkv.engine.layout import Layout
 from ncclkv.engine.reduction import Span
@@ -80,9 +80,13 @@ class Reducer:
             op = state.bucket.op
             if op == "avg" and active is not None and active < self.comm.size:
                 op, (span, receive, apply) = "sum", self._average(span, receive, active, apply)
-            if apply is not None and self.events.listeners:
-                apply = self.events.timed_update(apply, span.label)
-            state.in_flight.add(state.reduction.launch(span, receive, op, apply), since)
+            if apply is None or not self.events.listeners:
+                work = state.reduction.launch(span, receive, op, apply)
+            else:
+                timed = TimedUpdate(apply, span.label)
+                work = state.reduction.launch(span, receive, op, timed)
+                self.events.emit_with(work, timed)
+            state.in_flight.add(work, since)
         state.pushed.clear()
         state.filled.clear()
         updates.applying = within

@@ -331,9 +331,9 @@ def test_the_parts_of_a_step_in_their_order(kv: ncclkv.KVStore) -> None:
         ("begun", "push"),
         ("packed", 0, ["b", "w"], 24),
         ("launched", 1),
-        ("updated", "keys 'w' to 'b' of bucket 0"),
         ("verb", "push"),
         ("begun", "pull"),
+        ("updated", "keys 'w' to 'b' of bucket 0"),
         ("unpacked", 0, 16),
         ("verb", "pull"),
     ]
