@@ -86,6 +86,10 @@ class Tracer(Instrument):
         )
         self._lines.flush()
 
+    def flush(self) -> None:
+        """Write the records to the file now."""
+        self._lines.flush()
+
     def stop(self) -> None:
         """Write the last records, and close the file; a second call does nothing."""
         self._end.detach()
