@@ -40,6 +40,7 @@ class _Bucket:
     waited_seconds: float = 0.0
     bus_bytes: float = 0.0
     times: deque[float] = field(default_factory=_times)
+    skews: deque[float] = field(default_factory=_times)
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Counter(Instrument):
         self._verbs: dict[str, _Verb] = {}
         self._buckets: dict[int | None, _Bucket] = {}
         self._in_flight: dict[int, Launch] = {}
+        self._completed: tuple[int, _Bucket] = (0, _Bucket())
         self._late: dict[int, _Late] = {}
         self._sums = 0
         self._blocked: dict[int, _Late] = {}
@@ -109,6 +111,7 @@ class Counter(Instrument):
         if launch is None:
             return
         bucket = self._buckets[launch.bucket]
+        self._completed = seq, bucket
         bucket.completed += 1
         bucket.nbytes += launch.nbytes
         bucket.seconds += seconds
@@ -123,6 +126,9 @@ class Counter(Instrument):
     def late(self, seq: int, rank: int, seconds: float) -> None:
         self._sums += 1
         _add(self._late, rank, seconds)
+        completed, bucket = self._completed
+        if completed == seq:  # emitted just before
+            bucket.skews.append(seconds)
 
     def blocked(self, what: str, ranks: Collection[int], seconds: float) -> None:
         self._blocked_seconds += seconds
@@ -205,5 +211,6 @@ def _of_bucket(bucket: _Bucket) -> dict[str, Any]:
         "seconds": busy,
         "waited_seconds": bucket.waited_seconds,
         "median_seconds": median(bucket.times.copy()) if bucket.times else None,
+        "median_skew_seconds": median(bucket.skews.copy()) if bucket.skews else None,
         "busbw_bytes_per_second": bucket.bus_bytes / busy if busy else None,
     }

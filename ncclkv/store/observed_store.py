@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, overload
 
 from ncclkv.engine.instrument import Instrument
 from ncclkv.store.counting import Counting
@@ -51,6 +51,12 @@ class ObservedStore:
     def remove_instrument(self, instrument: Instrument) -> None:
         """Stop the calls of an instrument; local.  Nothing happens if it was not added."""
         self._instruments.remove(instrument)
+
+    @overload
+    def trace(self, directory: str | os.PathLike[str]) -> Trace: ...
+
+    @overload
+    def trace(self, directory: None) -> None: ...
 
     def trace(self, directory: str | os.PathLike[str] | None) -> Trace | None:
         """Write the store's events to a new file in a directory; local.
@@ -110,8 +116,9 @@ class ObservedStore:
                 For each bucket, by its number as a text, and for ``"one-off"`` arrays: ``launches``
                 and ``completed`` collectives; their ``nbytes``, ``wire_bytes`` that this rank
                 sends, ``seconds`` from launch to completion, ``waited_seconds`` of the host,
-                ``median_seconds``, and ``busbw_bytes_per_second``, as NCCL's tests compute it.  The
-                time includes that for late ranks.
+                ``median_seconds``; ``median_skew_seconds`` between the entries of the last two
+                ranks; and ``busbw_bytes_per_second``, as NCCL's tests compute it.  The time
+                includes that for late ranks.
             ``last``
                 Number of ``sums`` whose arrivals are known, and for each of the ``ranks`` that was
                 last: ``count``, ``seconds``, ``median_seconds`` and ``most_seconds`` after the

@@ -179,7 +179,10 @@ class NcclProgress:
             try:
                 self._lifetime.drop_complete()
                 self._order_check.submit(what)
+                span = None if self.clock is None else StreamSpan(self.clock, enqueue)
+                enqueue = span or enqueue
                 work = self._put(what, enqueue, apply, objects)
+                work.span = span
             except KVStoreError:
                 raise
             except BaseException as error:
@@ -199,17 +202,11 @@ class NcclProgress:
         # The caller's stream writes the gradients: the collective must wait for it.
         ready = streams.record(streams.current())
         streams.wait(stream, ready)
-        clock = None if self.graphs.recording is not None else self.clock
-        begin = None if clock is None else clock.mark()
         self._enqueue(what, enqueue, stream)
-        end = None if clock is None else clock.mark()
         if apply is not None:
             with streams.on(stream):
                 callbacks.run(self._lifetime.who, apply)
-        work = NcclWork(self._lifetime, streams, (ready, streams.record(stream)), kept, what)
-        if clock is not None and begin is not None and end is not None:
-            work.span = StreamSpan(clock, begin, end)
-        return work
+        return NcclWork(self._lifetime, streams, (ready, streams.record(stream)), kept, what)
 
     def _enqueue(self, what: str, enqueue: Enqueue, stream: int) -> None:
         """Call the binding; its errors get this rank and the collective.

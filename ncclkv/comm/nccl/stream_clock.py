@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ncclkv import concurrency
+from ncclkv.comm.nccl.binding import Handle
 from ncclkv.comm.nccl.streams import Event, Streams
 
 _LONGEST = 30.0
@@ -64,13 +65,26 @@ class StreamClock:
         return found
 
 
-class StreamSpan(NamedTuple):
-    """Two marks around a collective."""
+class StreamSpan:
+    """A function that puts a collective on the stream, between two marks.
 
-    clock: StreamClock
-    begin: Mark
-    end: Mark
+    Parameters
+    ----------
+    clock : StreamClock
+    enqueue : callable
+        ``enqueue(handle, stream)`` puts the collective on the stream.
+    """
+
+    def __init__(self, clock: StreamClock, enqueue: Callable[[Handle, int], None]) -> None:
+        self._clock = clock
+        self._enqueue = enqueue
+        self._marks: tuple[Mark, Mark] | None = None
+
+    def __call__(self, handle: Handle, stream: int) -> None:
+        begin = self._clock.mark()
+        self._enqueue(handle, stream)
+        self._marks = begin, self._clock.mark()
 
     def times(self) -> tuple[float, float] | None:
         """Return the host's times of both marks, as `StreamClock.times`."""
-        return self.clock.times(self.begin, self.end)
+        return None if self._marks is None else self._clock.times(*self._marks)
