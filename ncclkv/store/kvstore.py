@@ -81,7 +81,7 @@ class KVStore(ObservedStore, KVStoreBase):
         self._instruments = Instruments(context)
         self._tracing = Tracing(context, self._instruments, name)
         self._counting = Counting(context, self._instruments, name)
-        self._waiting = Waiting(context, self._tracing.compare_clocks)
+        self._waiting = Waiting(context, self._tracing.compare_clocks_at_end)
         self._updaters = Updaters(context)
         self._captures = Captures(context)
 

@@ -89,3 +89,22 @@ def test_ranks_may_trace_alone(
         events = [record["event"] for record in read(path)]
         assert "ping" not in events
         assert os.path.getsize(path)
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="a rank alone waits for nobody")
+def test_the_end_of_a_trace_waits_for_no_rank_that_has_left(
+    comm_world: MPI.Intracomm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLKV_TRACE", str(folder))
+    leaves = comm_world.rank == comm_world.size - 1
+    kv = ncclkv.create("dist_sync", timeout=20)
+    kv.init("w", np.zeros(3, "f4"))
+    if leaves:
+        with pytest.raises(ZeroDivisionError), kv:
+            raise ZeroDivisionError
+    comm_world.barrier()
+    kv.close()
+    comm_world.barrier()
+    for file in read_files(folder):
+        pings = [record["number"] for record in file.records if record["event"] == "ping"]
+        assert pings == [*range(8)]

@@ -13,7 +13,6 @@ COUNTER = "ncclkv/observe/counter.py"
 OF_CLOCKS = Selection("0", "unit/observe/test_clocks.py")
 OF_LINES = Selection("0", "unit/observe/test_lines.py")
 OF_TRACER = Selection("0", "unit/observe/test_tracer.py")
-OF_TIMELINE = Selection("0", "unit/observe/test_timeline.py")
 OF_COUNTER = Selection("0", "unit/observe/test_counter.py")
 
 MUTANTS = (
@@ -79,7 +78,7 @@ MUTANTS = (
         old='            if lane[-1]["ts"] + lane[-1]["dur"] <= event["ts"]:\n',
         new="            if True:\n",
         why="collectives in flight at once are cut to the end of the first",
-        tests=(OF_TIMELINE,),
+        tests=(OF_TRACER,),
     ),
     Mutant(
         name="bandwidth-of-an-allreduce-counted-once",

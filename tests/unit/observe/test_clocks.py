@@ -69,3 +69,16 @@ def test_without_a_common_exchange_the_wall_clock_counts(exchanges: Sequence[lis
     found = offsets(exchanges, "a", WALLS)
     assert math.isinf(found["b"].error)
     assert found["b"].at(5.0) == 100.0
+
+
+def test_the_bounds_of_one_exchange_are_those_of_the_closest_ranks() -> None:
+    visits = [
+        Visit("a", 1.000, 1.010),
+        Visit("a", 1.001, 1.020),
+        Visit("b", 101.002, 101.012),
+        Visit("b", 101.003, 101.030),
+    ]
+    found = offsets([visits], "a", WALLS)["b"]
+    low, high = 101.003 - 1.010, 101.012 - 1.001
+    assert found.at(50.0) == pytest.approx((low + high) / 2)
+    assert found.error == pytest.approx((high - low) / 2)

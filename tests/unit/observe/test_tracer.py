@@ -64,3 +64,21 @@ def test_a_span_that_ends_after_its_enclosing_span_is_cut() -> None:
     ends = {name: each["ts"] + each["dur"] for name, each in spans.items()}
     assert ends["packed"] <= ends["push"] == pytest.approx(2e6)
     assert json.dumps(events)
+
+
+def test_collectives_in_flight_at_once_are_on_several_threads() -> None:
+    header = {"clock": "c", "at": 0.0, "wall": 0.0, "host": "h", "pid": 1, "rank": 0, "start": 0}
+    header |= {"store": "s", "group": ""}
+    times = {1: (1.0, 3.0), 2: (2.0, 4.0), 3: (3.5, 5.0)}
+    records = []
+    for seq, (begin, end) in times.items():
+        launch = Launch(seq, "allreduce", "key", 8, 8)._asdict()
+        records.append({"event": "launched", "at": begin, "seconds": 0.0, **launch})
+        records.append({"event": "completed", "at": begin, "seconds": end - begin, "seq": seq})
+    file = RankFile(Path("x"), header, records)
+    events = timeline([file], find_offsets([file]))["traceEvents"]
+    spans = {each["args"]["seq"]: each for each in events if each["ph"] == "X"}
+    assert {seq: each["dur"] for seq, each in spans.items()} == pytest.approx(
+        {seq: 1e6 * (end - begin) for seq, (begin, end) in times.items()}
+    )
+    assert spans[1]["tid"] == spans[3]["tid"] != spans[2]["tid"]
