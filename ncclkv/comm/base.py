@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ncclkv.comm.diagnosis.mismatch import CallComparison
 
 
-_OWN = {"barrier", "split", "duplicate", "synchronize", "close"}
+_OWN = {"barrier", "split", "duplicate", "synchronize", "close", "observe_waits"}
 """Public methods that subclasses of `Communicator` define."""
 
 
@@ -184,6 +184,7 @@ class Communicator(ABC):
         for name in _OWN & vars(cls).keys():
             setattr(cls, name, public(getattr(cls, name)))
 
+    @public
     def observe_waits(self, observer: WaitObserver | None) -> None:
         """Report waits of the host for other ranks to `observer`, or to nobody; local.
 
