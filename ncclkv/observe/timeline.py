@@ -69,7 +69,9 @@ def find_offsets(files: Sequence[RankFile]) -> dict[str, Offset]:
     """Return the difference of each machine's clock to that of the first file."""
     walls = {file.header["clock"]: file.header["wall"] - file.header["at"] for file in files}
     exchanges: dict[tuple[str, str, int, int], list[Visit]] = {}
-    for file in files if len(walls) > 1 else ():
+    # Stores of one rank have no group: their collectives join no machines.
+    several = [file for file in files if file.header["size"] > 1 and len(walls) > 1]
+    for file in several:
         for name, visit in _visits(file):
             exchanges.setdefault((file.header["group"], *name), []).append(visit)
     return offsets(exchanges.values(), files[0].header["clock"], walls)

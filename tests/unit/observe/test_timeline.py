@@ -124,6 +124,19 @@ def test_clocks_of_machines_are_found_by_the_collectives(
     assert "clock of far: +1234." in capsys.readouterr().out
 
 
+def test_stores_of_one_rank_compare_no_clocks(tmp_path: Path) -> None:
+    for _ in range(2):
+        with ncclkv.create("local") as kv:
+            kv.init("w", np.zeros(4))
+            with kv.trace(tmp_path):
+                kv.push("w", np.ones(4))
+                kv.wait()
+    shifted(read_files(tmp_path)[-1].path, 77.0)
+    offset = find_offsets(read_files(tmp_path))["another"]
+    assert offset.error == float("inf")
+    assert offset.at(0.0) == pytest.approx(77.0, abs=1.0)
+
+
 def test_the_command_writes_what_a_viewer_reads(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

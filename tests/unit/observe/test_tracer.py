@@ -53,7 +53,7 @@ def test_a_launch_has_its_keys_once(tracer: Tracer) -> None:
 
 def test_a_span_that_ends_after_its_enclosing_span_is_cut() -> None:
     header = {"clock": "c", "at": 0.0, "wall": 0.0, "host": "h", "pid": 1, "rank": 0, "start": 0}
-    header |= {"store": "s", "group": ""}
+    header |= {"store": "s", "group": "", "size": 1}
     records = [
         {"event": "packed", "at": 1.0, "seconds": 1.000005, "bucket": 0},
         {"event": "verb", "at": 0.5, "seconds": 1.5, "name": "push"},
@@ -68,7 +68,7 @@ def test_a_span_that_ends_after_its_enclosing_span_is_cut() -> None:
 
 def test_collectives_in_flight_at_once_are_on_several_threads() -> None:
     header = {"clock": "c", "at": 0.0, "wall": 0.0, "host": "h", "pid": 1, "rank": 0, "start": 0}
-    header |= {"store": "s", "group": ""}
+    header |= {"store": "s", "group": "", "size": 1}
     times = {1: (1.0, 3.0), 2: (2.0, 4.0), 3: (3.5, 5.0)}
     records = []
     for seq, (begin, end) in times.items():
