@@ -128,6 +128,7 @@ def test_stores_of_one_rank_compare_no_clocks(tmp_path: Path) -> None:
     for _ in range(2):
         with ncclkv.create("local") as kv:
             kv.init("w", np.zeros(4))
+            kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0))
             with kv.trace(tmp_path):
                 kv.push("w", np.ones(4))
                 kv.wait()
