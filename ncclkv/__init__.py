@@ -29,6 +29,9 @@ array([[8., 8., 8.],
 ``save``, ``load``                    write and read a checkpoint
 ``value``, ``grad_view``              views of the store's own arrays, without a copy
 ``keys``, ``spec``, ``explain_plan``  keys, their shapes and dtypes, and their buckets
+``add_instrument``,                   call an `Instrument` at each verb, collective and wait, or
+``remove_instrument``                 no more
+``trace``, ``metrics``                write a timeline to a file, for Perfetto; count
 ====================================  ==========================================================
 
 `Trainer` updates the parameters of a model from gradients of all ranks, as MXNet's Gluon does.
@@ -51,14 +54,16 @@ from ncclkv.store.plugin import KVStoreBase
 from ncclkv.system import abort
 
 if _typing.TYPE_CHECKING:
-    from ncclkv import optimizer, testing
+    from ncclkv import observe, optimizer, testing
     from ncclkv import torch as torch  # not in __all__, by which a star would import torch
+    from ncclkv.engine.instrument import Instrument
     from ncclkv.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Communicator",
+    "Instrument",
     "KVStore",
     "KVStoreBase",
     "KVStoreError",
@@ -67,6 +72,7 @@ __all__ = [
     "comm",
     "create",
     "errors",
+    "observe",
     "optimizer",
     "testing",
     "typing",
@@ -74,8 +80,10 @@ __all__ = [
 
 
 _LATER = {
+    "Instrument": "ncclkv.engine.instrument",
     "Trainer": "ncclkv.trainer.trainer",
     "mxnet": "ncclkv.mxnet",
+    "observe": "ncclkv.observe",
     "optimizer": "ncclkv.optimizer",
     "testing": "ncclkv.testing",
     "torch": "ncclkv.torch",

@@ -13,6 +13,13 @@ would leave the other ranks waiting.
 ``NCCLKV_CHECKPOINT``     default directory of ``kv.save`` and ``kv.load``
 ``NCCLKV_DUMP``           directory in which each rank writes a report when its store breaks;
                           ``ncclkv explain`` reads it
+``NCCLKV_TRACE``          directory in which each rank writes a trace of its stores, from their
+                          creation on; ``ncclkv trace`` merges the files
+``NCCLKV_LOG_LEVEL``      ``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``CRITICAL``: level of the
+                          logger ``ncclkv``, which then writes to stderr, with the rank, unless the
+                          program has handlers of its own
+``NCCLKV_METRICS``        file to which rank 0 appends its metrics every ten seconds and at the end,
+                          as JSON lines; other ranks and stores add a suffix to the name
 ``NCCLKV_RESTART``        number of restarts of the job; set by ``ncclkv run`` for programs
 ``NCCLKV_RUN_SECRET``     and ``NCCLKV_RUN_EVENTS``: set by ``ncclkv run`` for its own use
 ``NCCLKV_ALONE``          ``1``: a process may be alone though a launcher started several: stores
@@ -56,6 +63,9 @@ _PREFIX = "NCCLKV_"
 NODE_MEMORY = ("files", "halves", "messages")
 """Values of ``NCCLKV_NODE_MEMORY``, the fastest first."""
 
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+"""Values of ``NCCLKV_LOG_LEVEL``, in capitals or not."""
+
 _SWITCHES = ("NCCLKV_COMPILED", "NCCLKV_ABORT", "NCCLKV_ALONE", "NCCLKV_SHARE_GPU")
 _TEXTS = (
     "NCCLKV_CHECKPOINT",
@@ -63,6 +73,8 @@ _TEXTS = (
     "NCCLKV_KERNEL_CACHE",
     "NCCLKV_RUN_SECRET",
     "NCCLKV_RUN_EVENTS",
+    "NCCLKV_TRACE",
+    "NCCLKV_METRICS",
 )
 
 
@@ -233,6 +245,28 @@ def dump() -> str:
     return _text("NCCLKV_DUMP")
 
 
+def trace() -> str:
+    """Return the directory for traces; empty if the variable is unset."""
+    return _text("NCCLKV_TRACE")
+
+
+def log_level() -> str:
+    """Return the level of the log in capitals; empty if it is unset or wrong."""
+    level = _text("NCCLKV_LOG_LEVEL").upper()
+    return level if level in _LOG_LEVELS else ""
+
+
+def _check_log_level() -> None:
+    """Refuse a wrong level."""
+    if _text("NCCLKV_LOG_LEVEL") and not log_level():
+        _one_of("NCCLKV_LOG_LEVEL", *_LOG_LEVELS)
+
+
+def metrics() -> str:
+    """Return the file for metrics; empty if the variable is unset."""
+    return _text("NCCLKV_METRICS")
+
+
 def own_variables() -> dict[str, str]:
     """Return the variables of this package that are set."""
     # Names are filtered before texts are read: reading a variable takes longer than its name.
@@ -327,6 +361,7 @@ _CHECKS: dict[str, Callable[[], object]] = {
     "NCCLKV_NODE_MEMORY": node_memory,
     "NCCLKV_TRACEBACK": partial(_one_of, "NCCLKV_TRACEBACK", "user", "full"),
     "NCCLKV_EXIT_TIMEOUT": exit_timeout,
+    "NCCLKV_LOG_LEVEL": _check_log_level,
     "NCCLKV_RESTART": restarts,
     "MXNET_UPDATE_ON_KVSTORE": update_on_kvstore,
     **{name: partial(_one_of, name, "0", "1") for name in _SWITCHES},

@@ -19,6 +19,7 @@ from bench.cases import (
     short_flush,
     sweep,
     torch_modules,
+    tracing,
     updates,
 )
 from bench.job import Job
@@ -34,6 +35,7 @@ HOST: dict[str, Callable[[Job], None]] = {
     "comparing": comparing.run,
     "models": models.run,
     "new-arrays": new_arrays.run,
+    "trace": tracing.run,
     "modules": torch_modules.run,
     "updates": updates.run,
     "memory": memory_use.run,
@@ -49,4 +51,5 @@ GPU: dict[str, Callable[[Job], None]] = {
     "keys": many_keys.run,
     "comparing": comparing.run,
     "models": models.run,
+    "trace": tracing.run,
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from ncclkv import __version__
-from ncclkv.cli import doctor, explain, run, status
+from ncclkv.cli import doctor, explain, run, status, trace
 from ncclkv.cli.parser import Parser
 from ncclkv.errors import LaunchError
 
@@ -19,6 +19,7 @@ COMMANDS: dict[str, ModuleType] = {
     "run": run,
     "status": status,
     "explain": explain,
+    "trace": trace,
     "doctor": doctor,
 }
 """Each has ``describe(parser)``, and ``main(arguments)``, which returns an exit code."""

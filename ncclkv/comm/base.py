@@ -37,7 +37,7 @@ from ncclkv.comm.buffers import (
     check_root,
 )
 from ncclkv.comm.control import CallDigest, ObjectComm
-from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Root, Then, To, Work
+from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Root, Then, To, WaitObserver, Work
 from ncclkv.errors import KVStoreError, NotSupported, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.tracebacks import public, trim
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ncclkv.comm.diagnosis.mismatch import CallComparison
 
 
-_OWN = {"barrier", "split", "duplicate", "synchronize", "close"}
+_OWN = {"barrier", "split", "duplicate", "synchronize", "close", "observe_waits"}
 """Public methods that subclasses of `Communicator` define."""
 
 
@@ -183,6 +183,14 @@ class Communicator(ABC):
         super().__init_subclass__()
         for name in _OWN & vars(cls).keys():
             setattr(cls, name, public(getattr(cls, name)))
+
+    @public
+    def observe_waits(self, observer: WaitObserver | None) -> None:
+        """Report waits of the host for other ranks to `observer`, or to nobody; local.
+
+        On a GPU the collectives that are launched meanwhile get `Work.device_times`.
+        """
+        return None
 
     def lend(self) -> AbstractContextManager[None]:
         """Let other threads launch and advance collectives in a ``with`` block.

@@ -37,6 +37,8 @@ class Member(NamedTuple):
         As `env.unknown`.
     token : str
         Random; rank 0's names the communicator.
+    traces : bool
+        Whether its ``NCCLKV_TRACE`` is set.
     """
 
     host: str
@@ -47,6 +49,7 @@ class Member(NamedTuple):
     problem: str
     unknown: tuple[str, ...]
     token: str
+    traces: bool
 
 
 class Roster(NamedTuple):
@@ -120,7 +123,17 @@ def _self(transport: Transport) -> Member:
         problem = str(error)
     node, unknown = tuple(transport.node), tuple(env.unknown())
     token = os.urandom(4).hex()
-    return Member(socket.gethostname(), os.getpid(), node, limit, memory, problem, unknown, token)
+    return Member(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        node=node,
+        ranks_per_node=limit,
+        memory=memory,
+        problem=problem,
+        unknown=unknown,
+        token=token,
+        traces=bool(env.trace()),
+    )
 
 
 def _check_nodes(transport: Transport, members: Sequence[Member]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -149,6 +149,26 @@ class Work(ABC):
             or did not wait for each other, and after many later collectives.
         """
         return {}
+
+    def device_times(self) -> tuple[float, float] | tuple[()] | None:
+        """Return when the GPU began and ended the collective, by `concurrency.perf_counter`.
+
+        Returns
+        -------
+        tuple or None
+            None until the GPU has completed the collective; empty if no times were taken.
+        """
+        return ()
+
+
+class WaitObserver(Protocol):
+    """Receives the waits of the host for other ranks; see `Communicator.observe_waits`."""
+
+    def waiting(self, what: str, ranks: Collection[int]) -> None:
+        """Receive a wait that has lasted a quarter of a second, and goes on."""
+
+    def blocked(self, what: str, ranks: Collection[int], seconds: float) -> None:
+        """Receive the end of a wait, with the ranks that were awaited last."""
 
 
 class DoneWork(Work):

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ncclkv import concurrency
 from ncclkv.arrays.memory import identities, is_on_host
 from ncclkv.comm.diagnosis.call_log import LoggedKeys
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
+from ncclkv.engine.events import Events
 from ncclkv.engine.layout import Layout
+from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
 
@@ -42,6 +45,8 @@ class BucketPush:
     ----------
     state : BucketState
     keys : set of keys
+    nbytes : int
+        Bytes of their gradients.
     in_place : list of Slot
         Keys whose array is their own gradient.
     several : list of (Slot, sequence of int)
@@ -58,6 +63,7 @@ class BucketPush:
         "_weights",
         "in_place",
         "keys",
+        "nbytes",
         "several",
         "state",
     )
@@ -71,6 +77,7 @@ class BucketPush:
     ) -> None:
         self.state = slots[0].state
         self.keys = {slot.entry.key for slot in slots}
+        self.nbytes = sum(slot.gradient.nbytes for slot in slots)
         self.in_place = [slot for slot in slots if slot.entry.key in in_place]
         copied = [
             (slot, indices[slot.entry.key]) for slot in slots if slot.entry.key not in in_place
@@ -93,16 +100,21 @@ class BucketPush:
         self, arrays: Sequence[Array], kernels: Kernels, *, to_weights: bool = False
     ) -> None:
         """Write this rank's sum of each key's arrays to the key's gradient, or to its weights."""
+        events = self.state.reduction.events
+        begin = concurrency.perf_counter() if events.listeners else None
         for slot, indices in self.several:
             flat = slot.weight if to_weights else slot.gradient
             kernels.combine(select(arrays, indices), flat, slot.entry.spec.op)
-        if not (self._all or self._indices):
-            return
-        values = arrays if self._all else select(arrays, self._indices)
-        if to_weights:
-            self._weight_table = kernels.pack_all(values, self._weights, self._weight_table)
-        else:
-            self._gradient_table = kernels.pack_all(values, self._gradients, self._gradient_table)
+        if self._all or self._indices:
+            values = arrays if self._all else select(arrays, self._indices)
+            if to_weights:
+                self._weight_table = kernels.pack_all(values, self._weights, self._weight_table)
+            else:
+                table = kernels.pack_all(values, self._gradients, self._gradient_table)
+                self._gradient_table = table
+        if begin is not None:
+            seconds = concurrency.perf_counter() - begin
+            events.emit("packed", self.state.bucket.index, self.keys, self.nbytes, seconds)
 
 
 @dataclass(eq=False, slots=True)
@@ -139,6 +151,32 @@ class Push:
             len(part.keys) == len(part.state.bucket.entries) for part in self.parts
         )
 
+    def check_free(self, *, missing_zeros: bool) -> None:
+        """Refuse a push whose gradients are in use.
+
+        `missing_zeros` means that other ranks may push other keys.
+
+        Raises
+        ------
+        UsageError
+        """
+        for part in self.parts:
+            state = part.state
+            if missing_zeros:
+                for key in part.keys & state.pushed:
+                    raise UsageError(
+                        f"push of key {key!r}: the key was pushed and not flushed, and with "
+                        f"missing='zeros' other ranks may not have pushed it; pull a key, or call "
+                        f"wait(), between two pushes"
+                    )
+            for slot in part.in_place:
+                if slot.entry.key in state.pushed or state.in_flight.works or state.unfinished:
+                    raise UsageError(
+                        f"push of key {slot.entry.key!r}: its grad_view was pushed and not "
+                        f"flushed, so the store still needs it; pull the key, or call "
+                        f"wait({slot.entry.key!r}), before you fill the view again"
+                    )
+
 
 @dataclass(eq=False, slots=True)
 class BucketPull:
@@ -158,6 +196,14 @@ class BucketPull:
     sources: Sequence[Array]
     indices: Indices
     table: Any = None
+
+    def copy_observed(self, outs: Sequence[Array], kernels: Kernels, events: Events) -> None:
+        """Copy the sources to arrays, and emit the time."""
+        begin = concurrency.perf_counter()
+        self.table = kernels.unpack_all(self.sources, outs, self.table)
+        seconds = concurrency.perf_counter() - begin
+        bucket = None if self.state is None else self.state.bucket.index
+        events.emit("unpacked", bucket, sum(each.nbytes for each in self.sources), seconds)
 
 
 @dataclass(eq=False, slots=True)

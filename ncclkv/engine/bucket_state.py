@@ -236,6 +236,7 @@ class BucketState:
             label = plan.label(self.bucket, bounds)
             to = self.to.within(lo, hi) if isinstance(self.to, Owners) else self.to
             cached = Span(lo, hi, gradients, weights, label, to, self.node_shared)
+            cached.bucket = self.bucket
             self._spans[bounds] = cached
         return cached
 

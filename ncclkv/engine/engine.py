@@ -245,28 +245,8 @@ class Engine:
         return self.updates.rule.step(map(BucketPush.pushed, push.parts))
 
     def check_free(self, push: Push) -> None:
-        """Refuse a push whose gradients are in use.
-
-        Raises
-        ------
-        UsageError
-        """
-        for part in push.parts:
-            state = part.state
-            if self._missing_zeros:
-                for key in part.keys & state.pushed:
-                    raise UsageError(
-                        f"push of key {key!r}: the key was pushed and not flushed, and with "
-                        f"missing='zeros' other ranks may not have pushed it; pull a key, or call "
-                        f"wait(), between two pushes"
-                    )
-            for slot in part.in_place:
-                if slot.entry.key in state.pushed or state.in_flight.works or state.unfinished:
-                    raise UsageError(
-                        f"push of key {slot.entry.key!r}: its grad_view was pushed and not "
-                        f"flushed, so the store still needs it; pull the key, or call "
-                        f"wait({slot.entry.key!r}), before you fill the view again"
-                    )
+        """Refuse a push whose gradients are in use, as `Push.check_free`."""
+        push.check_free(missing_zeros=self._missing_zeros)
 
     def pack_and_launch(self, push: Push, arrays: Sequence[Array], step: Any) -> None:
         """Pack a push into its buckets, and launch the buckets that the policy selects.
@@ -461,7 +441,10 @@ class Engine:
             if part.state is not None and part.state.in_flight.works:
                 part.state.in_flight.complete()
             selected = outs if len(part.indices) == len(outs) else select(outs, part.indices)
-            part.table = self.kernels.unpack_all(part.sources, selected, part.table)
+            if self.events.listeners:
+                part.copy_observed(selected, self.kernels, self.events)
+            else:
+                part.table = self.kernels.unpack_all(part.sources, selected, part.table)
             if part.state is None:  # first values, which this pull's flush may have dropped
                 self._comm.keep_alive(*part.sources)
 

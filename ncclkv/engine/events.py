@@ -1,64 +1,18 @@
-"""Events: a store's verbs and collectives, emitted to the instruments that listen."""
+"""Events: a store's verbs, collectives and waits, emitted to the instruments that listen."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 
 from ncclkv import concurrency
-from ncclkv.comm.types import Work
+from ncclkv.comm.types import Apply, Work
+from ncclkv.engine.instrument import EVENTS, Instrument, Launch
+from ncclkv.errors import KVStoreError
+from ncclkv.table.registry import Key
 
 _log = logging.getLogger("ncclkv")
-
-
-class Instrument:
-    """Receives events of one rank's store; a subclass overrides the methods of events it observes.
-
-    Methods run inside the verb that they observe, so they call no verb.  An instrument that raises
-    an exception is removed, and the exception is logged.
-
-    The collectives of a store's buckets are numbered from 1, equally on all ranks.
-    """
-
-    def verb(self, name: str, seconds: float) -> None:
-        """Observe that a verb has returned, or raised an exception, after `seconds`."""
-
-    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
-        """Observe the launch of a collective.
-
-        Parameters
-        ----------
-        seq : int
-        label : str
-            Names of its keys, as in error texts.
-        nbytes : int
-            Bytes of the array that is reduced or broadcast; slots are padded to 256 bytes.
-        wire : int
-            Bytes of a reduction that this rank sends, as `Collective.wire_bytes`; 0 of a broadcast.
-        """
-
-    def completed(self, seq: int, seconds: float) -> None:
-        """Observe that a host wait has completed a collective, `seconds` after its launch."""
-
-    def waited(self, seq: int, seconds: float) -> None:
-        """Observe the end of the host's wait for a collective, which took `seconds`."""
-
-    def late(self, seq: int, rank: int, seconds: float) -> None:
-        """Observe the rank of the node that entered a sum last; emitted after each host wait.
-
-        All ranks that wait for each other in shared memory receive the same rank and time.
-
-        Parameters
-        ----------
-        seq : int
-        rank : int
-            The last rank; this rank or another.
-        seconds : float
-            Time between the entries of the last two ranks.
-        """
-
-
-_EVENTS = ("verb", "launched", "completed", "waited", "late")
 
 
 class Events:
@@ -75,10 +29,11 @@ class Events:
     def __init__(self) -> None:
         self.listeners: dict[str, list[Instrument]] = {}
         self.sequence = 0
+        self._on_device: deque[tuple[int, Work]] = deque()
 
     def add(self, instrument: Instrument) -> None:
         """Emit later events to an instrument."""
-        for event in _EVENTS:
+        for event in EVENTS:
             if getattr(type(instrument), event) is not getattr(Instrument, event):
                 self.listeners.setdefault(event, []).append(instrument)
 
@@ -98,20 +53,118 @@ class Events:
                 self.remove(instrument)
                 _log.exception("the instrument %r raised in %s, and was removed", instrument, event)
 
-    def launch(self, start: Callable[[], Work], label: str, nbytes: int, wire: int) -> Work:
-        """Launch the next collective, and emit its events if an instrument listens."""
+    # Verbs, and parts of them
+
+    def begin(self, name: str) -> float:
+        """Emit the begin of a verb, and return its time."""
+        self.emit("begun", name)
+        return concurrency.perf_counter()
+
+    def end(self, name: str, begin: float) -> None:
+        """Emit the end of a verb, and the times of collectives that a GPU has completed."""
+        self.emit("verb", name, concurrency.perf_counter() - begin)
+        self.read_device()
+
+    def timed(self, event: str, call: Callable[[], object], *arguments: object) -> None:
+        """Make a call, and emit an event with `arguments` and the seconds that the call took."""
+        begin = concurrency.perf_counter()
+        call()
+        self.emit(event, *arguments, concurrency.perf_counter() - begin)
+
+    def emit_with(self, work: Work, update: TimedUpdate) -> None:
+        """Emit an update at the completion of its collective; on a GPU at once."""
+        if isinstance(work, ObservedWork):
+            work.update = update
+        else:
+            self.emit("updated", update.label, update.seconds)
+
+    # Collectives
+
+    def launch(
+        self,
+        start: Callable[[], Work],
+        kind: str,
+        label: str,
+        nbytes: int,
+        wire: int,
+        *,
+        bucket: int | None = None,
+        keys: Collection[Key] = (),
+        root: int | None = None,
+    ) -> Work:
+        """Launch the next collective, and emit its events if an instrument listens.
+
+        Parameters
+        ----------
+        start : callable
+        kind, label, nbytes, wire, bucket, keys, root
+            As `Launch` has them.
+        """
         self.sequence += 1
         if not self.listeners:
             work = start()
             work.label = label
             return work
-        self.emit("launched", self.sequence, label, nbytes, wire)
+        seq = self.sequence
+        self.emit("launched", Launch(seq, kind, label, nbytes, wire, bucket, keys, root))
         launched = concurrency.perf_counter()
         work = start()
         work.label = label
+        if not self.listeners:
+            return work
+        if work.blocks:
+            return ObservedWork(self, work, launched)
         # A wait that does not block the host ends before the collective is complete.
-        observed = self.listeners and work.blocks
-        return ObservedWork(self, work, launched) if observed else work
+        if "device" in self.listeners:
+            self._on_device.append((seq, work))
+            self.read_device()
+        return work
+
+    def read_device(self) -> None:
+        """Emit the times of the collectives that a GPU has completed; does not block."""
+        while self._on_device:
+            seq, work = self._on_device[0]
+            try:
+                times = work.device_times()
+            except KVStoreError:  # the next verb raises it
+                self._on_device.clear()
+                return
+            if times is None:
+                return
+            self._on_device.popleft()
+            if times:
+                begin, end = times
+                self.emit("device", seq, begin, end - begin)
+
+    # Waits, as `ncclkv.comm.types.WaitObserver`
+
+    def waiting(self, what: str, ranks: Collection[int]) -> None:
+        self.emit("waiting", what, ranks)
+
+    def blocked(self, what: str, ranks: Collection[int], seconds: float) -> None:
+        self.emit("blocked", what, ranks, seconds)
+
+
+class TimedUpdate:
+    """An update of the ranges of a sum, which adds up their seconds.
+
+    An event for each range would cost more than a short update.
+
+    Attributes
+    ----------
+    label : str
+    seconds : float
+    """
+
+    def __init__(self, apply: Apply, label: str) -> None:
+        self._apply = apply
+        self.label = label
+        self.seconds = 0.0
+
+    def __call__(self, lo: int, hi: int) -> None:
+        begin = concurrency.perf_counter()
+        self._apply(lo, hi)
+        self.seconds += concurrency.perf_counter() - begin
 
 
 class ObservedWork(Work):
@@ -123,7 +176,14 @@ class ObservedWork(Work):
     work : Work
     launched : float
         Time of the launch, of `concurrency.perf_counter`.
+
+    Attributes
+    ----------
+    update : TimedUpdate or None
+        Its update, until it is emitted.
     """
+
+    update: TimedUpdate | None = None
 
     def __init__(self, events: Events, work: Work, launched: float) -> None:
         self._events = events
@@ -144,6 +204,9 @@ class ObservedWork(Work):
         end = concurrency.perf_counter()
         emit("waited", seq, end - begin)
         emit("completed", seq, end - self._launched)
+        update, self.update = self.update, None
+        if update is not None:
+            emit("updated", update.label, update.seconds)
         times = self.arrivals() if "late" in self._events.listeners else {}
         if len(times) > 1:
             *_, before, last = sorted(times, key=times.__getitem__)

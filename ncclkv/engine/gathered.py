@@ -51,6 +51,7 @@ class Gathered:
         if isinstance(to, Owners):
             to = Owners([self._place(bound) for bound in to.bounds])
         self.whole = Span(0, count, memory, memory, label, to, first.node_shared)
+        self.whole.bucket, self.whole.ranges = first.bucket, [(each.lo, each.hi) for each in spans]
 
     def _place(self, element: int) -> int:
         """Return the number of gathered elements before an element of the bucket."""

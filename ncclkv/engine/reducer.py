@@ -6,18 +6,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
+from typing import TYPE_CHECKING
 
 from ncclkv import concurrency
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState
-from ncclkv.engine.events import Events
+from ncclkv.engine.events import Events, TimedUpdate
 from ncclkv.engine.gathered import MAX_SPAN_BYTES, MIN_SPANS, Target
 from ncclkv.engine.layout import Layout
 from ncclkv.engine.reduction import Span
 from ncclkv.engine.update_rule import Updates
 from ncclkv.kernels.host.chunks import working_dtype
+from ncclkv.table.names import listed
 from ncclkv.table.registry import Key
+
+if TYPE_CHECKING:
+    from ncclkv.engine.norms import NormUpdates
 
 
 @dataclass(eq=False)
@@ -75,7 +80,13 @@ class Reducer:
             op = state.bucket.op
             if op == "avg" and active is not None and active < self.comm.size:
                 op, (span, receive, apply) = "sum", self._average(span, receive, active, apply)
-            state.in_flight.add(state.reduction.launch(span, receive, op, apply), since)
+            if apply is None or not self.events.listeners:
+                work = state.reduction.launch(span, receive, op, apply)
+            else:
+                timed = TimedUpdate(apply, span.label)
+                work = state.reduction.launch(span, receive, op, timed)
+                self.events.emit_with(work, timed)
+            state.in_flight.add(work, since)
         state.pushed.clear()
         state.filled.clear()
         updates.applying = within
@@ -138,8 +149,16 @@ class Reducer:
         updates, norms = self.updates, self.updates.rule.norms
         if norms is not None:
             within, updates.applying = updates.applying, True
-            norms.finish(self.comm, states)
+            self._finish_norms(norms, states)
             updates.applying = within
+
+    def _finish_norms(self, norms: NormUpdates, states: Sequence[BucketState]) -> None:
+        """Make the updates that need norms, and emit their time if there are any."""
+        finish = partial(norms.finish, self.comm, states)
+        if self.events.listeners and any(state.unfinished for state in states):
+            self.events.timed("updated", finish, f"{self.updates.rule.name}, by norms")
+        else:
+            finish()
 
     def publish(self, states: Sequence[BucketState]) -> None:
         """Launch the collectives that give every rank the values that others have updated."""
@@ -153,11 +172,25 @@ class Reducer:
                 continue
             span = state.span(state.stale)
             publish = partial(placement.publish, span)
-            work = self.events.launch(publish, span.label, span.weights.nbytes, 0)
-            state.in_flight.add(work)
+            state.in_flight.add(
+                self.events.launch(
+                    publish,
+                    "allgather" if span.root is None else "broadcast",
+                    span.label,
+                    span.weights.nbytes,
+                    0,
+                    bucket=span.number,
+                    keys=span.keys,
+                    root=span.root,
+                )
+            )
             state.stale = None
 
     def update_keys(self, keys: Iterable[Key]) -> None:
         """Run the user's updater on keys that are reduced, in MXNet's order."""
         order = self.layout.registry.update_order(keys)
-        self.updates.run([self.layout[key] for key in order])
+        run = partial(self.updates.run, [self.layout[key] for key in order])
+        if self.events.listeners:
+            self.events.timed("updated", run, listed(order))
+        else:
+            run()

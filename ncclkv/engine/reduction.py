@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from ncclkv.comm.base import Collective, Communicator
-from ncclkv.comm.types import EVERYONE, Apply, Buffer, To, Work
+from ncclkv.comm.types import EVERYONE, Apply, Buffer, Everyone, Root, To, Work
 from ncclkv.compress.base import Codec
 from ncclkv.engine.events import Events
 from ncclkv.errors import NotSupported
+from ncclkv.table import plan
+from ncclkv.table.bucket import Bucket, Range
+from ncclkv.table.registry import Key
 
 
 @dataclass(eq=False, slots=True)
@@ -31,6 +35,9 @@ class Span:
         The reduction prepared for the last launch.
     prepared_for : (str, bool) or None
         The op of that reduction, and whether it writes to the weights.
+    bucket : Bucket or None
+    ranges : sequence of (int, int)
+        The ranges of the bucket, if they are not ``[lo, hi)`` alone.
     """
 
     lo: int
@@ -42,13 +49,48 @@ class Span:
     node_shared: bool = False
     collective: Collective | None = None
     prepared_for: tuple[str, bool] | None = None
+    bucket: Bucket | None = None
+    ranges: Sequence[Range] = ()
+    _keys: Sequence[Key] | None = None
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        """The keys in the range, found at the first call."""
+        if self._keys is None:
+            ranges, bucket = self.ranges or [(self.lo, self.hi)], self.bucket
+            self._keys = [] if bucket is None else plan.keys_in(bucket, ranges)
+        return self._keys
+
+    @property
+    def number(self) -> int | None:
+        """The number of the bucket."""
+        return None if self.bucket is None else self.bucket.index
+
+    @property
+    def root(self) -> int | None:
+        """The rank that receives the sums, if it is only one."""
+        return self.to.rank if isinstance(self.to, Root) else None
+
+    @property
+    def kind(self) -> str:
+        """The name of the collective that sends the sums to their destination."""
+        if isinstance(self.to, Everyone):
+            return "allreduce"
+        return "reduce" if isinstance(self.to, Root) else "reduce_scatter"
 
 
 class Reduction(Protocol):
     """The collectives that make the sums of a bucket's gradients.
 
     A `Reducer` decides when a range is reduced; a `Reduction` decides by which collectives.
+
+    Attributes
+    ----------
+    events : Events
+        Those of the store.
     """
+
+    events: Events
 
     def launch(self, span: Span, receive: Buffer, op: str, apply: Apply | None) -> Work:
         """Launch the reduction of a span's gradients.
@@ -75,7 +117,7 @@ class DenseReduction:
 
     def __init__(self, comm: Communicator, events: Events) -> None:
         self._comm = comm
-        self._events = events
+        self.events = events
 
     def launch(self, span: Span, receive: Buffer, op: str, apply: Apply | None) -> Work:
         wanted = op, receive is span.weights
@@ -90,12 +132,21 @@ class DenseReduction:
             )
             collective.label = span.label
             span.collective, span.prepared_for = collective, wanted
-        events = self._events
+        events = self.events
         if not events.listeners:  # three calls of Python less in each push
             events.sequence += 1
             return collective.launch(apply)
         start, nbytes = partial(collective.launch, apply), span.gradients.nbytes
-        return events.launch(start, span.label, nbytes, collective.wire_bytes)
+        return events.launch(
+            start,
+            span.kind,
+            span.label,
+            nbytes,
+            collective.wire_bytes,
+            bucket=span.number,
+            keys=span.keys,
+            root=span.root,
+        )
 
 
 def reduction_for(comm: Communicator, codec: Codec | None, events: Events) -> Reduction:

@@ -12,6 +12,7 @@ from ncclkv.store.kvstore import KVStore
 from ncclkv.store.options import Options
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.running import Creating
+from ncclkv.system import log
 from ncclkv.table.cost import DEFAULT_BUCKET_BYTES
 from ncclkv.typing import MissingPolicy, NonfinitePolicy, Placement
 
@@ -122,6 +123,7 @@ dist, dist_async, dist_async_device, dist_device_async, dist_device_sync, dist_s
 dist_sync_device, local, local_allreduce_cpu, local_allreduce_device, local_update_cpu, nccl, \
 threads
     """
+    log.prepare()
     check_length("timeout", timeout)
     lower = name.lower() if isinstance(name, str) else name
     check_known("store", lower, sorted({*RANKS, *KVStoreBase.kv_registry}))

@@ -13,13 +13,17 @@ from ncclkv.other_names import OF_STORES, missing
 from ncclkv.store import plugin
 from ncclkv.store.capture import CapturedStep, Captures
 from ncclkv.store.context import Context, open_context
+from ncclkv.store.counting import Counting
 from ncclkv.store.explain import explain
+from ncclkv.store.instruments import Instruments
 from ncclkv.store.objects import Objects
+from ncclkv.store.observed_store import ObservedStore
 from ncclkv.store.one_off import OneOff
 from ncclkv.store.options import Options
 from ncclkv.store.overlaps import Overlaps
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.registration import Registration
+from ncclkv.store.tracing import Tracing
 from ncclkv.store.transfers import Transfers
 from ncclkv.store.updaters import Updaters
 from ncclkv.store.waiting import Waiting
@@ -48,7 +52,7 @@ Self = TypeVar("Self", bound="KVStore")
 
 # These have the except clause of a public method themselves: a call more would slow them down.
 @public_methods("push", "pull", "pushpull", "wait", "value", "grad_view", "allreduce")
-class KVStore(KVStoreBase):
+class KVStore(ObservedStore, KVStoreBase):
     """Values by key, the same on all ranks; made by `ncclkv.create`.
 
     All ranks make the same calls in the same order, except of the verbs marked local.  A store
@@ -74,7 +78,10 @@ class KVStore(KVStoreBase):
         self._overlaps = Overlaps(context, self._transfers)
         self._one_off = OneOff(context)
         self._objects = Objects(context)
-        self._waiting = Waiting(context)
+        self._instruments = Instruments(context)
+        self._tracing = Tracing(context, self._instruments, name)
+        self._counting = Counting(context, self._instruments, name)
+        self._waiting = Waiting(context, self._tracing.compare_clocks_at_end)
         self._updaters = Updaters(context)
         self._captures = Captures(context)
 

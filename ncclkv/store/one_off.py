@@ -127,14 +127,14 @@ class OneOff(Component):
     def _reduce(self, staging: Staging, collective: Collective, nbytes: int) -> Work:
         """Launch the reduction of all arrays of one dtype, in place."""
         return self._engine.events.launch(
-            collective.launch, staging.label, nbytes, collective.wire_bytes
+            collective.launch, "allreduce", staging.label, nbytes, collective.wire_bytes
         )
 
     def _gather(self, staging: Staging, send: Array, receive: Array) -> Work:
         """Launch the gathering of one array of each rank."""
         start = partial(self._comm.allgather, send, receive)
         wire = receive.nbytes - send.nbytes
-        return self._engine.events.launch(start, staging.label, send.nbytes, wire)
+        return self._engine.events.launch(start, "allgather", staging.label, receive.nbytes, wire)
 
     def _write(self, sources: Sequence[Array], outs: Sequence[Array], out: Any) -> None:
         """Copy results to the arrays that the program gave."""

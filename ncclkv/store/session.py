@@ -213,6 +213,8 @@ class Session:
     def fail(self, error: ContractError | CommError) -> None:
         """Break the store, and write this rank's calls to the file that ``NCCLKV_DUMP`` names."""
         self.failure = error
+        if self.events.listeners:
+            self.events.emit("failed", f"{type(error).__name__}: {error}")
         if not self._alone:
             dump.write_of(self.comm, error)
 
@@ -324,9 +326,17 @@ class Verb:
                 session.fail(error)
                 finalize.failed(error)
             raise
-        self._begin = concurrency.perf_counter() if "verb" in self._events.listeners else None
+        self._begin = self._begin_observed() if self._events.listeners else None
         # Last, because an exception of a signal handler in this method must not leave the name set.
         self._running.verb = name
+
+    def _begin_observed(self) -> float:
+        """Emit the begin of the verb, and return its time; instruments may call no verb."""
+        self._running.verb = self._name
+        try:
+            return self._events.begin(self._name)
+        finally:
+            self._running.verb = ""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -334,7 +344,7 @@ class Verb:
                 self._session.record_failure(self._name, error)
         finally:
             if self._begin is not None:
-                self._events.emit("verb", self._name, concurrency.perf_counter() - self._begin)
+                self._events.end(self._name, self._begin)
             self._running.verb = ""
         if error is None and self._updates is not None and self._updates.error is not None:
             self._session.raise_updater_error()

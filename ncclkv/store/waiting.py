@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,10 +19,18 @@ _Target = tuple[list[Key], list[BucketState], LoggedKeys]
 
 
 class Waiting(Component):
-    """Completes pushes: after a verb of this component no collective of a push is in flight."""
+    """Completes pushes: after a verb of this component no collective of a push is in flight.
 
-    def __init__(self, context: Context) -> None:
+    Parameters
+    ----------
+    context : Context
+    before_close : callable
+        Called when all is flushed, while all ranks still communicate.
+    """
+
+    def __init__(self, context: Context, before_close: Callable[[], object]) -> None:
         super().__init__(context)
+        self._before_close = before_close
         self._ones: dict[Key, _Target] = {}
         self._last: tuple[list[Key], _Target] | None = None
         self._merges = 0
@@ -123,9 +131,12 @@ class Waiting(Component):
             with session.verb("close"):
                 self._calls.record("close")
                 self._engine.close()
+                self._engine.events.read_device()
+                self._before_close()
                 self._comm.close()
             session.closed = True
             self._engine.updates.dispose(self._engine.rule)
+            self._engine.events.emit("closed")
         session.raise_updater_error()
 
     def leave_block(self, error: BaseException | None) -> None:
@@ -142,3 +153,4 @@ class Waiting(Component):
         self._session.closed = True
         self._comm.abort(f"{type(reason).__name__}: {reason}")
         self._engine.updates.dispose(self._engine.rule)
+        self._engine.events.emit("closed")

@@ -85,6 +85,13 @@ def label(bucket: Bucket, span: Range) -> str:
     return f"keys {names[0]} to {names[1]} of bucket {bucket.index}"
 
 
+def keys_in(bucket: Bucket, spans: Iterable[Range]) -> list[Key]:
+    """Return the keys whose elements lie in the ranges of a bucket."""
+    lows, entries = bucket.lows, bucket.entries
+    bounds = [(bisect_left(lows, lo), bisect_left(lows, hi)) for lo, hi in spans]
+    return [entry.key for first, end in bounds for entry in entries[first:end]]
+
+
 def explain(
     buckets: Sequence[Bucket],
     waiting: Sequence[Key],

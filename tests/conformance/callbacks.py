@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ncclkv.engine.events import Instrument
+from ncclkv.engine.instrument import Instrument, Launch
 from ncclkv.errors import UsageError
 from ncclkv.optimizer import SGD
 from tests.conformance.capabilities import current_buffers
@@ -93,14 +93,14 @@ def verbs_inside_an_instrument(create: Stores) -> None:
         def verb(self, name: str, seconds: float) -> None:
             attempt()
 
-        def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
+        def launched(self, launch: Launch) -> None:
             attempt()
 
     calls = Calls()
-    context_of(kv).engine.events.add(calls)
+    kv.add_instrument(calls)
     kv.push(3, full(kv.rank + 1))
     attempt.check("push")
-    context_of(kv).engine.events.remove(calls)
+    kv.remove_instrument(calls)
     intact(kv, other, total(kv))
 
 

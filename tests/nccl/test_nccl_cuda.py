@@ -71,6 +71,22 @@ def test_events_are_recorded_and_waited_for_by_address(cuda):
     cuda.runtime.eventQuery.assert_called_once_with(77)
 
 
+def test_timed_events_are_others_and_give_seconds(cuda):
+    made = iter(range(77, 99))
+    cuda.Event.side_effect = lambda **_: SimpleNamespace(ptr=next(made))
+    streams = CupyStreams(0)
+    first, second = streams.record_timed(1000), streams.record_timed(1000)
+    assert [call.kwargs for call in cuda.Event.call_args_list] == [{}, {}]
+    cuda.runtime.eventElapsedTime.return_value = 2.5
+    assert streams.seconds(first, second) == 0.0025
+    cuda.runtime.eventElapsedTime.assert_called_once_with(77, 78)
+    del first
+    streams.record(1000)
+    assert cuda.Event.call_args.kwargs == {"disable_timing": True}
+    streams.record_timed(1000)
+    assert cuda.Event.call_count == 3
+
+
 def test_an_event_without_a_user_is_recorded_anew(cuda):
     made = iter(range(100, 200))
     cuda.Event.side_effect = lambda **_: SimpleNamespace(ptr=next(made))

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from ncclkv.engine.events import Instrument
+from ncclkv.engine.instrument import Instrument, Launch
 from ncclkv.errors import OrderMismatch, SpecMismatch, UsageError
-from tests.harness.context import context_of
 from tests.harness.modules import (
     MEAN_RANK,
     RANK,
@@ -290,7 +289,7 @@ class Launched(Instrument):
     def __init__(self) -> None:
         self.count = 0
 
-    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
+    def launched(self, launch: Launch) -> None:
         self.count += 1
 
 
@@ -299,7 +298,7 @@ def test_reductions_start_while_backward_runs(wrap: Wrap, find_unused: bool) -> 
     layers = [nn.Linear(64, 64, bias=False) for _ in range(6)]
     model = wrap(nn.Sequential(*layers), bucket_bytes=0, find_unused_parameters=find_unused)
     launched, counts = Launched(), []
-    context_of(model.kvstore).engine.events.add(launched)
+    model.kvstore.add_instrument(launched)
     for layer in layers:  # runs before the push of the same gradient
         layer.weight.register_post_accumulate_grad_hook(lambda _: counts.append(launched.count))
     model(torch.ones(1, 64)).sum().backward()

@@ -11,7 +11,8 @@ import pytest
 from mpi4py import MPI
 
 import ncclkv
-from ncclkv.engine.events import Events, Instrument
+from ncclkv.engine.events import Events
+from ncclkv.engine.instrument import Instrument, Launch
 from tests.harness.context import context_of
 
 pytestmark = [
@@ -33,9 +34,9 @@ class Log(Instrument):
         self.waits: list[tuple[int, float]] = []
         self.late_ranks: list[tuple[int, int, float]] = []
 
-    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
-        self.launches.append((seq, label, nbytes))
-        self.wires.append(wire)
+    def launched(self, launch: Launch) -> None:
+        self.launches.append((launch.seq, launch.label, launch.nbytes))
+        self.wires.append(launch.wire)
 
     def completed(self, seq: int, seconds: float) -> None:
         self.completions.append((seq, seconds))
@@ -50,7 +51,7 @@ class Log(Instrument):
 class Failing(Instrument):
     """Raises an exception at each launch."""
 
-    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
+    def launched(self, launch: Launch) -> None:
         raise ValueError("full disk")
 
 
@@ -175,3 +176,54 @@ def test_an_instrument_that_raises_on_one_rank_delays_no_other(comm_world: MPI.I
         assert events_of(kv).listeners["launched"] == [log], f"rank {kv.rank}"
     assert [seq for seq, *_ in log.launches] == [1, 2, 3], f"rank {comm_world.rank}"
     assert [seq for seq, _ in log.completions] == [1, 2, 3], f"rank {comm_world.rank}"
+
+
+class Blocked(Instrument):
+    """Records the waits for other ranks."""
+
+    def __init__(self) -> None:
+        self.waits: list[tuple[str, tuple[int, ...], float]] = []
+        self.begun_waits: list[tuple[str, tuple[int, ...]]] = []
+
+    def waiting(self, what: str, ranks: Any) -> None:
+        self.begun_waits.append((what, tuple(ranks)))
+
+    def blocked(self, what: str, ranks: Any, seconds: float) -> None:
+        self.waits.append((what, tuple(ranks), seconds))
+
+
+@pytest.mark.parametrize("nbytes", SIZES.values(), ids=SIZES)
+def test_a_wait_names_the_ranks_that_come_last(comm_world: MPI.Intracomm, nbytes: int) -> None:
+    blocked, last, middle = Blocked(), comm_world.size - 1, min(1, comm_world.size - 2)
+    with ncclkv.create("dist_sync") as kv:
+        kv.init("w", np.zeros(nbytes // 4, "f4"))
+        push(kv, nbytes)
+        kv.wait()
+        kv.add_instrument(blocked)
+        comm_world.barrier()
+        time.sleep(0.4 if kv.rank == last else 0.1 if kv.rank == middle else 0)
+        push(kv, nbytes)
+        kv.wait()
+        kv.remove_instrument(blocked)
+        waits, begun = list(blocked.waits), list(blocked.begun_waits)
+        kv.barrier()
+        assert (kv.pull("w") == total(kv)).all()
+        assert blocked.waits == waits, "a removed instrument receives waits"
+    # Between nodes a rank may wait for a neighbour that passes the last rank's part on.
+    if comm_world.rank != last and len(neighbours(comm_world)) == comm_world.size:
+        longest = max(waits, key=lambda wait: wait[2])
+        assert longest[1] == (last,), waits
+        assert 0.2 < longest[2] < 30, waits
+        assert "key 'w'" in longest[0]
+        assert begun[-1] == (longest[0], (last,)), begun
+
+
+def test_an_instrument_costs_nothing_after_its_end(comm_world: MPI.Intracomm) -> None:
+    """Compare a communicator's state and a store's listeners with those before."""
+    with ncclkv.create("dist_sync") as kv:
+        blocked = Blocked()
+        kv.add_instrument(blocked)
+        kv.remove_instrument(blocked)
+        assert events_of(kv).listeners == {}
+        progress: Any = getattr(context_of(kv).comm, "_progress", None)
+        assert progress.observer is None

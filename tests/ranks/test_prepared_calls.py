@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.engine.events import Instrument
+from ncclkv.engine.instrument import Instrument, Launch
 from ncclkv.store.transfers import Transfers
-from tests.harness.context import context_of
 
 NAMES = [f"layer{number}.{part}" for number in range(10) for part in ("weight", "bias")]
 
@@ -133,8 +132,8 @@ class Launches(Instrument):
     def __init__(self) -> None:
         self.made: list[tuple[str, int]] = []
 
-    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
-        self.made.append((label, nbytes))
+    def launched(self, launch: Launch) -> None:
+        self.made.append((launch.label, launch.nbytes))
 
 
 @pytest.mark.parametrize("update_on", ["every_rank", "root", "sharded"])
@@ -146,7 +145,7 @@ def test_many_keys_between_others_are_reduced_by_one_collective(update_on: str) 
         kv.init(keys, [np.zeros(count, np.float32) for count in counts])
         kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0))
         kv.value(0)
-        context_of(kv).engine.events.add(log)
+        kv.add_instrument(log)
         picked, few = keys[1::2], keys[:14:2]
         for step in range(3):
             del log.made[:]

@@ -36,7 +36,7 @@ from ncclkv.comm.shm.setup import Sharing, setup_node
 from ncclkv.comm.shm.shared_gather import SharedGather
 from ncclkv.comm.transport import Steps, Transport
 from ncclkv.comm.two_step import wire_bytes
-from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Then, To, Work
+from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Then, To, WaitObserver, Work
 from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
 from ncclkv.tracebacks import trim
@@ -127,6 +127,9 @@ class HostCommunicator(Communicator):
         self._progress.calls.store = roster.name
         self.sharing = setup_node(self._transport, control, roster)
         return self.sharing.node
+
+    def observe_waits(self, observer: WaitObserver | None) -> None:
+        self._progress.observer = observer
 
     def lend(self) -> AbstractContextManager[None]:
         return self._progress.lend()

@@ -20,7 +20,7 @@ from ncclkv.comm.host.mpi import MpiTransport, no_communicator
 from ncclkv.comm.host.outside_wait import poll_outside
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommTimeout, KVStoreError, LaunchError, UsageError
-from ncclkv.system import watchdog
+from ncclkv.system import log, watchdog
 from ncclkv.tracebacks import public
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def world(timeout: float | None = None) -> Communicator:
         mpi = _mpi()
         notify.notify(notify.MPI_RUNS)
     comm = mpi.COMM_WORLD
+    log.set_process_rank(comm.Get_rank())
     check_size(comm.Get_size(), mpi.Get_library_version())
     return over(comm, timeout)
 

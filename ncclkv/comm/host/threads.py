@@ -25,6 +25,7 @@ from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.transport import Request, Transport, WrongLength
 from ncclkv.comm.types import Buffer
 from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
+from ncclkv.system import log as logger
 from ncclkv.system.memory import memory_left
 
 # Up to here the sender copies its data, and does not wait for the receiver.
@@ -361,6 +362,7 @@ def become(communicator: HostCommunicator) -> None:
     """Make this thread a rank, to its end."""
     forget_thread(concurrency.get_ident())  # the stores of an ended rank may not have been closed
     _current.communicator = communicator
+    logger.set_thread_rank(communicator.rank)
     communicator.calls.recorder.identify()
     _rank_threads.add(concurrency.current_thread())
 

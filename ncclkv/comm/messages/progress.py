@@ -13,11 +13,12 @@ from typing import TypeVar
 from ncclkv import concurrency
 from ncclkv.comm import callbacks
 from ncclkv.comm.control import CallDigest
+from ncclkv.comm.diagnosis.awaited import Awaited
 from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.host import finalize
 from ncclkv.comm.transport import PeerFailed, Request, Steps, Transport
-from ncclkv.comm.types import Then, Work
+from ncclkv.comm.types import Then, WaitObserver, Work
 from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch, again
 from ncclkv.tracebacks import trim
 
@@ -105,6 +106,8 @@ class ProgressEngine:
         The calls behind the digest.
     lock : concurrency.RLock
         Held by the thread that advances the collectives, where another thread may do so too.
+    observer : WaitObserver or None
+        Receives the waits.
     """
 
     def __init__(self, transport: Transport, timeout: float) -> None:
@@ -119,6 +122,7 @@ class ProgressEngine:
         self._active: list[HostWork] = []
         self._who = f"rank {transport.rank} of {transport.size}"
         self.failure: KVStoreError | None = None
+        self.observer: WaitObserver | None = None
         self.multi_node = False
         self.lock = concurrency.RLock()
         with _engines_lock:
@@ -207,6 +211,7 @@ class ProgressEngine:
         """Wait until `work` is complete; raise at the deadline, or when a needed rank has left."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = concurrency.monotonic(), 0
+        awaited = None if self.observer is None else Awaited(self.observer, start)
         try:
             while not work.finished:
                 others = self._others()
@@ -216,6 +221,8 @@ class ProgressEngine:
                         other.advance()
                 attempt += 1
                 self._transport.pause(attempt)
+                if awaited is not None:
+                    awaited.note(work, self.missing(work))
                 if attempt > _FIRST_POLLS:
                     self._check_wait(work, limit, concurrency.monotonic() - start)
                 alone = attempt < _SHORT_WAIT_POLLS and not others and len(self._active) == 1
@@ -232,6 +239,8 @@ class ProgressEngine:
             for other in self.siblings():
                 other.calls.recorder.retract_other_wait()
             raise
+        if awaited is not None:
+            awaited.end(work)
         if work.looks.made:
             # After a failed wait the record stays: ranks that wait for this one read it.
             self.calls.recorder.clear_wait()

@@ -25,7 +25,7 @@ from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.two_step import LEAST, wire_bytes
-from ncclkv.comm.types import Apply, Buffer, DoneWork, Owners, Root, Then, To, Work
+from ncclkv.comm.types import Apply, Buffer, DoneWork, Owners, Root, Then, To, WaitObserver, Work
 from ncclkv.errors import CommAborted, KVStoreError, NotSupported, RankLost, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.tracebacks import public
@@ -120,6 +120,10 @@ class NcclCommunicator(Communicator):
         if wanted and self.size > 1:
             self._messages.connect()
         self._reproducible = wanted
+
+    def observe_waits(self, observer: WaitObserver | None) -> None:
+        self._peers.observe_waits(observer)
+        self._progress.take_times(wanted=observer is not None)
 
     def lend(self) -> AbstractContextManager[None]:
         return self._peers.lend()

@@ -18,6 +18,7 @@ from ncclkv.comm.nccl.diagnosis import Diagnosis
 from ncclkv.comm.nccl.graph import NcclGraph
 from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.order_check import OrderCheck
+from ncclkv.comm.nccl.stream_clock import StreamClock, StreamSpan
 from ncclkv.comm.nccl.streams import PER_THREAD
 from ncclkv.comm.nccl.waiting import LEEWAY
 from ncclkv.comm.nccl.watcher import Watcher
@@ -46,6 +47,8 @@ class NcclProgress:
     graphs : Graphs
         Those of the lifetime.
     background : BackgroundCheck
+    clock : StreamClock or None
+        Takes the times of collectives, while an instrument wants them.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class NcclProgress:
         self._thread = concurrency.get_ident()
         self._settings = settings
         self._has_launched = False
+        self.clock: StreamClock | None = None
         what = f"putting a collective on a stream of {lifetime.who}"
         self._alarm = watchdog.Alarm(what, self._timeout + LEEWAY)
         lifetime.at_end.append(self._alarm.close)
@@ -83,6 +87,14 @@ class NcclProgress:
                 yield look
             finally:
                 self._diagnosis.end()
+
+    def take_times(self, *, wanted: bool) -> None:
+        """Take the times of later collectives, or of none."""
+        if wanted and self.clock is None:
+            graphs = self.graphs
+            self.clock = StreamClock(self._streams, lambda: graphs.recording is not None)
+        elif not wanted:
+            self.clock = None
 
     def sync_stream(self) -> None:
         """Make the current stream wait for the stream that was current at the last call.
@@ -167,7 +179,10 @@ class NcclProgress:
             try:
                 self._lifetime.drop_complete()
                 self._order_check.submit(what)
+                span = None if self.clock is None else StreamSpan(self.clock, enqueue)
+                enqueue = span or enqueue
                 work = self._put(what, enqueue, apply, objects)
+                work.span = span
             except KVStoreError:
                 raise
             except BaseException as error:

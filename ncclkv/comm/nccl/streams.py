@@ -79,6 +79,12 @@ class Streams(Protocol):
     def record(self, stream: int) -> Event:
         """Return an event after the present work of `stream`."""
 
+    def record_timed(self, stream: int) -> Event:
+        """Return an event that has a time, too; it takes longer to record."""
+
+    def seconds(self, first: Event, second: Event) -> float:
+        """Return the time between two events of `record_timed` that the device has reached."""
+
     def wait(self, stream: int, event: Event) -> None:
         """Make later work of `stream` wait for `event`."""
 
@@ -185,6 +191,7 @@ class CupyStreams:
         self.communication: int = self._stream.ptr
         self._captured: Any = None
         self._events: list[Any] = []
+        self._timed: list[Any] = []
         # Refers to each event of CuPy: a cycle of garbage, such as a traceback's, would destroy an
         # event although `CupyEvent.__del__` puts it among the free events.
         self._made: list[Any] = []
@@ -240,17 +247,31 @@ class CupyStreams:
         return on_stream(self._device, self._stream if is_own else ForeignStream(stream))
 
     def record(self, stream: int) -> CupyEvent:
+        return self._record(stream, self._events, timed=False)
+
+    def record_timed(self, stream: int) -> CupyEvent:
+        return self._record(stream, self._timed, timed=True)
+
+    def _record(self, stream: int, free: list[Any], *, timed: bool) -> CupyEvent:
         try:
-            event = self._events.pop() if self._events else self._new_event()
+            event = free.pop() if free else self._new_event(timed=timed)
             self._cuda.runtime.eventRecord(event.ptr, stream)
         except self._error as error:
             raise _failed("the record of an event", error) from error
-        return CupyEvent(event, self._cuda.runtime, self._events)
+        return CupyEvent(event, self._cuda.runtime, free)
 
-    def _new_event(self) -> Any:
-        event = self._cuda.Event(disable_timing=True)
+    def _new_event(self, *, timed: bool) -> Any:
+        event = self._cuda.Event() if timed else self._cuda.Event(disable_timing=True)
         self._made.append(event)
         return event
+
+    def seconds(self, first: Event, second: Event) -> float:
+        runtime = self._cuda.runtime
+        pointers = cast(CupyEvent, first).ptr, cast(CupyEvent, second).ptr
+        try:
+            return 1e-3 * float(runtime.eventElapsedTime(*pointers))
+        except self._error as error:
+            raise _failed("the time between two events", error) from error
 
     def wait(self, stream: int, event: Event) -> None:
         try:
@@ -297,6 +318,7 @@ class CupyStreams:
     def close(self) -> None:
         self._stream = self._captured = None
         self._events = []
+        self._timed = []
         self._made = []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from ncclkv.comm.nccl.stream_clock import StreamSpan
 from ncclkv.comm.nccl.streams import Event, Streams
 from ncclkv.comm.types import Work
 from ncclkv.tracebacks import trim
@@ -27,6 +28,11 @@ class NcclWork(Work):
         Objects that the device uses until the second event.
     what : str
         Description of the collective, for messages.
+
+    Attributes
+    ----------
+    span : StreamSpan or None
+        Has the times of the collective, if they are taken.
     """
 
     blocks = False
@@ -46,6 +52,7 @@ class NcclWork(Work):
         # CuPy reuses memory as soon as its array is unreferenced, even if the device still reads.
         self._kept = kept
         self._what = what
+        self.span: StreamSpan | None = None
 
     def __str__(self) -> str:
         return f"{self._what} ({self.label})" if self.label else self._what
@@ -73,6 +80,12 @@ class NcclWork(Work):
         except Exception as error:
             trim(error)
             raise
+
+    def device_times(self) -> tuple[float, float] | tuple[()] | None:
+        if self.span is None:
+            return ()
+        with self._guard:
+            return self.span.times()
 
     def wait(self, timeout: float | None = None) -> None:
         event = self._event  # the watcher may release it meanwhile

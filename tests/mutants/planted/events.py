@@ -27,8 +27,8 @@ MUTANTS = (
     Mutant(
         name="bytes-of-the-array-taken-for-sent-bytes",
         file=REDUCTION,
-        old="        return events.launch(start, span.label, nbytes, collective.wire_bytes)\n",
-        new="        return events.launch(start, span.label, nbytes, nbytes)\n",
+        old="            collective.wire_bytes,\n            bucket",
+        new="            nbytes,\n            bucket",
         why="a rank alone reports traffic",
         tests=(Selection("0", "unit/engine/test_reduction.py"), RANKS),
     ),
@@ -76,15 +76,29 @@ MUTANTS = (
         name="verbs-inside-instruments",
         file=SESSION,
         old="            if self._begin is not None:\n"
-        '                self._events.emit("verb", self._name, '
-        "concurrency.perf_counter() - self._begin)\n"
+        "                self._events.end(self._name, self._begin)\n"
         '            self._running.verb = ""\n',
         new='            self._running.verb = ""\n'
         "            if self._begin is not None:\n"
-        '                self._events.emit("verb", self._name, '
-        "concurrency.perf_counter() - self._begin)\n",
+        "                self._events.end(self._name, self._begin)\n",
         why="an instrument that calls a verb calls itself without end",
         tests=(UNIT,),
+    ),
+    Mutant(
+        name="verbs-inside-instruments-at-the-begin",
+        file=SESSION,
+        old="        self._running.verb = self._name\n        try:\n            return",
+        new="        try:\n            return",
+        why="an instrument that calls a verb calls itself without end",
+        tests=(UNIT,),
+    ),
+    Mutant(
+        name="ranks-awaited-first-are-blamed",
+        file="ncclkv/comm/diagnosis/awaited.py",
+        old="long[-1], waited",
+        new="long[0], waited",
+        why="a rank that was there long before the end of a wait is blamed for it",
+        tests=(RANKS,),
     ),
     Mutant(
         name="times-of-a-later-collective",

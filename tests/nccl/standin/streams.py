@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,10 +26,12 @@ class RecordingEvent:
         self._device = device
         self.clock = clock
         self.reached = False
+        self.time = 0.0
         self._looks = 0
 
     def run(self, needed: bool) -> bool:
         self.reached = True
+        self.time = time.perf_counter()
         return True
 
     def done(self) -> bool:
@@ -103,6 +106,16 @@ class RecordingStreams:
         device.log.add(f"record {event.what} on {device.name(stream)}")
         device.enqueue(stream, event)
         return event
+
+    def record_timed(self, stream: int) -> RecordingEvent:
+        event = self.record(stream)
+        assert isinstance(event, RecordingEvent), "no times are taken in a capture"
+        return event
+
+    def seconds(self, first: RecordingEvent, second: RecordingEvent) -> float:
+        assert first.reached
+        assert second.reached
+        return second.time - first.time
 
     def wait(self, stream: int, event: RecordingEvent | CapturedEvent) -> None:
         device = self.device

@@ -92,7 +92,7 @@ def test_in_an_allocation_the_line_to_type_names_no_hosts(capsys, monkeypatch):
     [
         (
             "walk",
-            "there is no command 'walk'; there are run, status, explain, doctor. Programs",
+            "there is no command 'walk'; there are run, status, explain, trace, doctor. Programs",
         ),
         ("run -n four -- true", "-n four is no number of ranks; give 1 or more"),
         ("run -np4 -- true", "-n p4 is no number of ranks; give 1 or more"),

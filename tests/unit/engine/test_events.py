@@ -12,7 +12,8 @@ import pytest
 import ncclkv
 from ncclkv import concurrency
 from ncclkv.comm.types import Work
-from ncclkv.engine.events import Events, Instrument
+from ncclkv.engine.events import Events
+from ncclkv.engine.instrument import Instrument, Launch
 from ncclkv.errors import CommTimeout, UsageError
 from tests.harness.context import context_of
 
@@ -26,8 +27,8 @@ class Log(Instrument):
     def verb(self, name: str, seconds: float) -> None:
         self.events.append(("verb", name, seconds))
 
-    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
-        self.events.append(("launched", seq, label, nbytes, wire))
+    def launched(self, launch: Launch) -> None:
+        self.events.append(("launched", *launch[:5]))
 
     def completed(self, seq: int, seconds: float) -> None:
         self.events.append(("completed", seq, seconds))
@@ -108,7 +109,7 @@ def events_of(kv: ncclkv.KVStore) -> Events:
 
 def launch(events: Events, work: Work) -> Work:
     """Launch a collective of 16 bytes, of which 8 are sent."""
-    return events.launch(lambda: work, "bucket 0, key 'w'", 16, 8)
+    return events.launch(lambda: work, "allreduce", "bucket 0, key 'w'", 16, 8)
 
 
 def test_an_instrument_receives_what_it_overrides_alone() -> None:
@@ -143,14 +144,14 @@ def test_a_collective_is_counted_and_named_without_an_instrument(clock: Clock) -
     assert (events.sequence, work.label) == (1, "bucket 0, key 'w'")
     events.add(log)
     launch(events, Launched(clock, {}))
-    assert log.events == [("launched", 2, "bucket 0, key 'w'", 16, 8)]
+    assert log.events == [("launched", 2, "allreduce", "bucket 0, key 'w'", 16, 8)]
 
 
 def test_a_collective_from_launch_to_the_end_of_its_wait(clock: Clock) -> None:
     events, log = Events(), Log()
     events.add(log)
     work = launch(events, Launched(clock, {2: 7.0, 0: 7.25, 1: 7.75}))
-    assert log.events == [("launched", 1, "bucket 0, key 'w'", 16, 8)]
+    assert log.events == [("launched", 1, "allreduce", "bucket 0, key 'w'", 16, 8)]
     assert work.label == "bucket 0, key 'w'"
     assert work.arrivals() == {2: 7.0, 0: 7.25, 1: 7.75}
     clock.now += 5
@@ -234,7 +235,7 @@ def test_a_sum_is_launched_and_completed(kv: ncclkv.KVStore) -> None:
         kv.push("w", np.ones(4, "f4"))
     kv.wait()
     launches = [event for event in log.events if event[0] == "launched"]
-    assert launches == [("launched", seq, "key 'w'", 256, 0) for seq in (1, 2)]
+    assert launches == [("launched", seq, "allreduce", "key 'w'", 256, 0) for seq in (1, 2)]
     assert [event[1] for event in log.events if event[0] == "completed"] == [1, 2]
     assert kv.pull("w").tolist() == [-2.0] * 4
 
@@ -273,11 +274,126 @@ def test_an_instrument_cannot_call_a_verb(
         def verb(self, name: str, seconds: float) -> None:
             kv.wait()
 
-    events_of(kv).add(Calling())
+    class CallingFirst(Instrument):
+        def begun(self, name: str) -> None:
+            kv.wait()
+
+    for instrument in (Calling(), CallingFirst()):
+        caplog.clear()
+        kv.add_instrument(instrument)
+        kv.push("w", np.ones(4, "f4"))
+        assert events_of(kv).listeners == {}
+        (record,) = caplog.records
+        assert record.exc_info is not None
+        assert isinstance(record.exc_info[1], UsageError)
+        assert "wait was called inside push" in str(record.exc_info[1])
+        assert kv.pull("w").tolist() == [1.0] * 4
+
+
+class Parts(Instrument):
+    """Records the parts of verbs, without times."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[object, ...]] = []
+        self.launches: list[Launch] = []
+
+    def begun(self, name: str) -> None:
+        self.parts.append(("begun", name))
+
+    def verb(self, name: str, seconds: float) -> None:
+        self.parts.append(("verb", name))
+
+    def packed(self, bucket: int, keys: Any, nbytes: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.parts.append(("packed", bucket, sorted(keys), nbytes))
+
+    def launched(self, launch: Launch) -> None:
+        self.launches.append(launch)
+        self.parts.append(("launched", launch.seq))
+
+    def updated(self, label: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.parts.append(("updated", label))
+
+    def unpacked(self, bucket: int | None, nbytes: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.parts.append(("unpacked", bucket, nbytes))
+
+
+def test_the_parts_of_a_step_in_their_order(kv: ncclkv.KVStore) -> None:
+    parts = Parts()
+    kv.init("b", np.zeros(2, "f4"))
+    kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0))
+    kv.add_instrument(parts)
+    kv.push(["w", "b"], [np.ones(4, "f4"), np.ones(2, "f4")])
+    kv.pull("w")
+    assert parts.parts == [
+        ("begun", "push"),
+        ("packed", 0, ["b", "w"], 24),
+        ("launched", 1),
+        ("verb", "push"),
+        ("begun", "pull"),
+        ("updated", "keys 'w' to 'b' of bucket 0"),
+        ("unpacked", 0, 16),
+        ("verb", "pull"),
+    ]
+    assert parts.launches == [
+        Launch(1, "allreduce", "keys 'w' to 'b' of bucket 0", 512, 0, 0, ["w", "b"])
+    ]
+
+
+def test_a_store_without_an_updater_packs_into_its_values(kv: ncclkv.KVStore) -> None:
+    parts = Parts()
+    kv.add_instrument(parts)
     kv.push("w", np.ones(4, "f4"))
-    assert events_of(kv).listeners == {}
-    (record,) = caplog.records
-    assert record.exc_info is not None
-    assert isinstance(record.exc_info[1], UsageError)
-    assert "wait was called inside push" in str(record.exc_info[1])
-    assert kv.pull("w").tolist() == [1.0] * 4
+    assert ("packed", 0, ["w"], 16) in parts.parts
+
+
+def test_a_function_as_updater_is_timed_for_all_keys(kv: ncclkv.KVStore) -> None:
+    def update(key: Any, sums: Any, stored: Any) -> None:
+        stored += sums
+
+    parts = Parts()
+    kv.set_updater(update)
+    kv.add_instrument(parts)
+    kv.push("w", np.ones(4, "f4"))
+    assert ("updated", "'w'") in parts.parts
+
+
+def test_updates_by_norms_are_timed(kv: ncclkv.KVStore) -> None:
+    parts = Parts()
+    kv.set_optimizer(ncclkv.optimizer.LAMB(learning_rate=1.0))
+    kv.add_instrument(parts)
+    kv.push("w", np.ones(4, "f4"))
+    kv.wait()
+    assert ("updated", "LAMB, by norms") in parts.parts
+
+
+def test_keys_of_scattered_ranges(kv: ncclkv.KVStore) -> None:
+    keys = [f"k{number:02}" for number in range(40)]
+    kv.init(keys, [np.zeros(4, "f4")] * 40)
+    kv.value("k00")
+    parts = Parts()
+    kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0))
+    kv.add_instrument(parts)
+    kv.push(keys[::2], [np.ones(4, "f4")] * 20)
+    kv.wait()
+    (launch,) = parts.launches
+    assert launch.keys == keys[::2]
+
+
+def test_only_instruments_are_added(kv: ncclkv.KVStore) -> None:
+    other: Any = Verbs
+    with pytest.raises(UsageError, match="rank 0 of 1: add_instrument takes an object of a sub"):
+        kv.add_instrument(other)
+
+
+def test_an_instrument_that_is_added_twice_is_called_once(kv: ncclkv.KVStore) -> None:
+    verbs = Verbs()
+    kv.add_instrument(verbs)
+    kv.add_instrument(verbs)
+    kv.wait()
+    kv.remove_instrument(verbs)
+    kv.remove_instrument(verbs)
+    kv.wait()
+    assert verbs.names == ["wait"]

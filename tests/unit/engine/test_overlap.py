@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ncclkv
-from ncclkv.engine.events import Instrument
+from ncclkv.engine.instrument import Instrument, Launch
 from ncclkv.testing import run_ranks
 from tests.harness.context import context_of
 from tests.harness.extent import examples
@@ -28,8 +28,8 @@ class Launches(Instrument):
         self.labels: list[str] = []
         self.threads: list[str] = []
 
-    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
-        self.labels.append(label)
+    def launched(self, launch: Launch) -> None:
+        self.labels.append(launch.label)
         self.threads.append(threading.current_thread().name)
 
 
@@ -46,7 +46,7 @@ def store() -> Iterator[tuple[ncclkv.KVStore, Launches]]:
     with ncclkv.create("local", bucket_bytes=512) as kv:
         kv.init(KEYS, [np.zeros(32)] * len(KEYS))
         launches = Launches()
-        context_of(kv).engine.events.add(launches)
+        kv.add_instrument(launches)
         yield kv, launches
 
 
@@ -68,7 +68,7 @@ def test_the_order_of_launches_is_one(order: list[str], others: set[str]) -> Non
     with ncclkv.create("local", bucket_bytes=512) as kv:
         kv.init(KEYS, [np.zeros(32)] * len(KEYS))
         launches = Launches()
-        context_of(kv).engine.events.add(launches)
+        kv.add_instrument(launches)
         with kv.overlap():
             for key in order:
                 push = partial(kv.push, key, np.full(32, float(KEYS.index(key))))

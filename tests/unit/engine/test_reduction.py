@@ -9,7 +9,8 @@ import pytest
 
 from ncclkv.comm.base import Collective
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.engine.events import Events, Instrument
+from ncclkv.engine.events import Events
+from ncclkv.engine.instrument import Instrument, Launch
 from ncclkv.engine.reduction import DenseReduction, Span, reduction_for
 from ncclkv.errors import NotSupported
 
@@ -67,8 +68,8 @@ class Wire(Instrument):
     def __init__(self) -> None:
         self.nbytes: list[tuple[int, int]] = []
 
-    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
-        self.nbytes.append((nbytes, wire))
+    def launched(self, launch: Launch) -> None:
+        self.nbytes.append((launch.nbytes, launch.wire))
 
 
 def test_a_rank_alone_sends_nothing(comm: Counting) -> None:

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ncclkv
-from ncclkv.engine.events import Instrument
+from ncclkv.engine.instrument import Instrument, Launch
 from ncclkv.errors import UsageError
 from ncclkv.testing import run_ranks
-from tests.harness.context import context_of
 from tests.harness.extent import examples
 from tests.unit.store.recorded_calls import last, noted, on_two_ranks
 
@@ -109,8 +108,8 @@ class Launches(Instrument):
         self.launches: list[tuple[str, int, int]] = []
         self.completions = 0
 
-    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
-        self.launches.append((label, nbytes, wire))
+    def launched(self, launch: Launch) -> None:
+        self.launches.append((launch.label, launch.nbytes, launch.wire))
 
     def completed(self, seq: int, seconds: float) -> None:
         self.completions += 1
@@ -119,7 +118,7 @@ class Launches(Instrument):
 def test_events_of_one_collective_for_each_dtype() -> None:
     def body(kv: Any) -> Launches:
         log = Launches()
-        context_of(kv).engine.events.add(log)
+        kv.add_instrument(log)
         kv.allreduce([np.ones(1000), 1, np.ones(24)], "max")
         kv.allgather(np.ones(3, np.float32))
         return log
@@ -129,7 +128,7 @@ def test_events_of_one_collective_for_each_dtype() -> None:
         assert [(text, nbytes) for text, nbytes, _ in log.launches] == [
             (label, 8192),
             (label, 8),
-            ("allgather(float32 (3,))", 12),
+            ("allgather(float32 (3,))", 24),
         ]
         assert log.launches[-1][2] == 12
         assert log.completions == 3

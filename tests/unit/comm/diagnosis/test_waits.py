@@ -31,7 +31,7 @@ def test_waits_are_followed_from_rank_to_rank() -> None:
 
 
 def member(node: tuple[int, ...]) -> Member:
-    return Member("host", 1, node, None, "files", "", (), "")
+    return Member("host", 1, node, None, "files", "", (), "", False)
 
 
 def test_nodes_that_do_not_answer_are_named() -> None:
