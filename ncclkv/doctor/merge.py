@@ -22,6 +22,9 @@ UNLIKE: Mapping[str, tuple[str, str]] = {
 }
 """Level and mend of things that have another version on some ranks."""
 
+MOVING = ("/dev/shm",)
+"""Things whose state changes between the looks of two ranks of a host; the first look is shown."""
+
 
 class Merged(NamedTuple):
     """A row, and the ranks that have it; empty if all ranks do, or for a row of no rank."""
@@ -41,8 +44,11 @@ def merge(reports: Sequence[Report], of: int | None = None) -> list[Merged]:
     """
     count = len(reports) if of is None else of
     things: dict[str, dict[Row, list[int]]] = {}
+    first: dict[tuple[str, Row], Row] = {}
     for report in reports:
         for row in report.rows:
+            if row.thing in MOVING:
+                row = first.setdefault((report.host, row._replace(found="")), row)
             things.setdefault(row.thing, {}).setdefault(row, []).append(report.rank)
     merged = []
     for thing, groups in things.items():

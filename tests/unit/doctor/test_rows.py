@@ -50,6 +50,16 @@ def test_a_row_that_some_ranks_lack_names_its_ranks() -> None:
     assert merge(rows[:1], of=2) == [Merged(Row("a", "x"), (0,))]
 
 
+def test_free_space_that_changes_between_two_looks_is_one_row_a_host() -> None:
+    def seen(rank: int, free: str, level: str = OK) -> Report:
+        return Report(rank, f"node{rank // 2}", [Row("/dev/shm", free, level=level)])
+
+    [whole] = merge([seen(0, "5"), seen(1, "4")])
+    assert whole == Merged(Row("/dev/shm", "5"))
+    found = merge([seen(0, "5"), seen(1, "4"), seen(2, "7"), seen(3, "0", WARNS)])
+    assert [(row.found, ranks) for row, ranks in found] == [("5", (0, 1)), ("7", (2,)), ("0", (3,))]
+
+
 def test_the_fewer_ranks_have_the_other_version() -> None:
     merged = merge([Report(0, "h", [OTHER]), *(Report(r, "h", [SAME]) for r in (1, 2))])
     assert merged[1] == Merged(SAME, (1, 2))
