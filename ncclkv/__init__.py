@@ -31,7 +31,7 @@ array([[8., 8., 8.],
 ``keys``, ``spec``, ``explain_plan``  keys, their shapes and dtypes, and their buckets
 ``add_instrument``,                   call an `Instrument` at each verb, collective and wait, or
 ``remove_instrument``                 no more
-``trace``, ``metrics``                write a timeline to a file, for Perfetto; count
+``trace``, ``stop_traces``, ``metrics``                write a timeline to a file, for Perfetto; count
 ====================================  ==========================================================
 
 `Trainer` updates the parameters of a model from gradients of all ranks, as MXNet's Gluon does.

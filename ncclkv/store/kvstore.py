@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.instrument import Instrument
 from ncclkv.other_names import OF_STORES, missing
-from ncclkv.store import plugin
 from ncclkv.store.capture import CapturedStep, Captures
 from ncclkv.store.context import Context, open_context
-from ncclkv.store.counting import Counting
 from ncclkv.store.explain import explain
-from ncclkv.store.instruments import Instruments
 from ncclkv.store.objects import Objects
+from ncclkv.store.observing import Observing, Trace
 from ncclkv.store.one_off import OneOff
 from ncclkv.store.options import Options
 from ncclkv.store.overlaps import Overlaps
-from ncclkv.store.plugin import KVStoreBase
+from ncclkv.store.plugin import KVStoreBase, is_capability
 from ncclkv.store.registration import Registration
-from ncclkv.store.tracing import Trace, Tracing
 from ncclkv.store.transfers import Transfers
 from ncclkv.store.updaters import Updaters
 from ncclkv.store.waiting import Waiting
@@ -78,10 +75,8 @@ class KVStore(KVStoreBase):
         self._overlaps = Overlaps(context, self._transfers)
         self._one_off = OneOff(context)
         self._objects = Objects(context)
-        self._instruments = Instruments(context)
-        self._tracing = Tracing(context, self._instruments, name)
-        self._counting = Counting(context, self._instruments, name)
-        self._waiting = Waiting(context, self._tracing.compare_clocks_at_end)
+        self._observing = Observing(context, name)
+        self._waiting = Waiting(context, self._observing.tracing.compare_clocks_at_end)
         self._updaters = Updaters(context)
         self._captures = Captures(context)
 
@@ -1148,16 +1143,7 @@ are ints, such as 3; use one kind
         """The number of flushes skipped because of NaN or infinity; equal on all ranks."""
         return self._context.engine.skipped
 
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        """Return whether the store has the named `capability`, in any case.
-
-        Raises
-        ------
-        UsageError
-            For any name but ``"optimizer"``, the only capability.
-        """
-        return plugin.is_capability(capability)
+    is_capable = staticmethod(is_capability)
 
     if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
@@ -1195,34 +1181,27 @@ are ints, such as 3; use one kind
         push
         close
         """
-        self._instruments.add(instrument)
+        self._observing.instruments.add(instrument)
 
     def remove_instrument(self, instrument: Instrument) -> None:
         """Stop the calls of an instrument; local.  Nothing happens if it was not added."""
-        self._instruments.remove(instrument)
+        self._observing.instruments.remove(instrument)
 
-    @overload
-    def trace(self, directory: str | os.PathLike[str]) -> Trace: ...
-
-    @overload
-    def trace(self, directory: None) -> None: ...
-
-    def trace(self, directory: str | os.PathLike[str] | None) -> Trace | None:
+    def trace(self, directory: str | os.PathLike[str]) -> Trace:
         """Write the store's events to a new file in a directory; local.
 
         The trace begins at once.  A trace ends at the end of a ``with`` block around the call, by
-        its method ``stop``, by ``kv.trace(None)``, and with the store.  The command ``ncclkv trace
+        its method ``stop``, by `stop_traces`, and with the store.  The command ``ncclkv trace
         DIRECTORY`` merges the files of all ranks for Perfetto or Chrome.
 
         Parameters
         ----------
-        directory : path or None
-            Made if it is not there; each rank and each trace has a file of its own.  None ends all
-            traces of this store, also that of ``NCCLKV_TRACE``.
+        directory : path
+            Made if it is not there; each rank and each trace has a file of its own.
 
         Returns
         -------
-        Trace or None
+        Trace
             A ``with`` block with the method ``stop``, and the attribute ``path``.
 
         Raises
@@ -1242,7 +1221,11 @@ are ints, such as 3; use one kind
         ...         len(file.readlines()) > 2
         True
         """
-        return self._tracing.start(directory)
+        return self._observing.tracing.start(directory)
+
+    def stop_traces(self) -> None:
+        """End all traces of this store, also that of ``NCCLKV_TRACE``; local."""
+        self._observing.tracing.stop()
 
     def metrics(self) -> dict[str, Any]:
         """Return this rank's counts since the first call, as values that JSON can hold; local.
@@ -1290,7 +1273,7 @@ are ints, such as 3; use one kind
         >>> metrics["verbs"]["push"]["calls"], metrics["pushed_bytes"]
         (1, 4096)
         """
-        return self._counting.read()
+        return self._observing.counting.read()
 
     # Life
 

@@ -129,13 +129,13 @@ class KVStoreBase:
         raise self._missing("num_workers")
 
 
-def is_capability(name: Any) -> bool:
+def is_capability(capability: str) -> bool:
     """Return True for the only capability, ``"optimizer"``; refuse any other name.
 
     Raises
     ------
     UsageError
     """
-    lower = name.lower() if isinstance(name, str) else name
+    lower = capability.lower() if isinstance(capability, str) else capability
     check_known("capability", lower, (KVStoreBase.OPTIMIZER,))
     return True

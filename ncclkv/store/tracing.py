@@ -85,19 +85,14 @@ class Tracing(Component):
                 self._traces.append(Trace(self._first, instruments))
         self.compare_clocks()
 
-    def start(self, directory: Any) -> Trace | None:
-        """Start a trace, or end all traces if there is no directory."""
+    def start(self, directory: Any) -> Trace:
+        """Start a trace."""
         with self._session.prefixing_rank():
             self._session.check("trace")
-            if directory is None:
-                traces, self._traces = self._traces, []
-                for trace in traces:
-                    trace.stop()
-                return None
             if not isinstance(directory, (str, os.PathLike)):
                 raise UsageError(
-                    f"trace takes a directory, or None to end all traces, not a "
-                    f"{type(directory).__name__}"
+                    f"trace takes a directory, not a {type(directory).__name__}; traces end by "
+                    f"stop_traces()"
                 )
             try:
                 tracer = self._tracer(directory)
@@ -108,6 +103,14 @@ class Tracing(Component):
                 ) from error
         self._traces.append(Trace(tracer, self._instruments))
         return self._traces[-1]
+
+    def stop(self) -> None:
+        """End all traces."""
+        with self._session.prefixing_rank():
+            self._session.check("stop_traces")
+        traces, self._traces = self._traces, []
+        for trace in traces:
+            trace.stop()
 
     def _tracer(self, directory: str | os.PathLike[str]) -> Tracer:
         """Return a new tracer of this rank."""

@@ -50,7 +50,7 @@ def test_a_trace_ends_by_stop_or_none_or_with_the_store(tmp_path: Path) -> None:
         first.stop()
         second, third = kv.trace(tmp_path), kv.trace(tmp_path)
         kv.barrier()
-        kv.trace(None)
+        kv.stop_traces()
         last = kv.trace(tmp_path)
     paths = first.path, second.path, third.path, last.path
     assert [*map(verbs, paths)] == [["wait"], ["barrier"], ["barrier"], ["close"]]
@@ -72,8 +72,10 @@ def test_a_folder_that_cannot_be_written_is_named(
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="rank 0 of 1: trace: no file can be made in '.*/file/x'"):
         kv.trace(tmp_path / "file" / "x")
-    with pytest.raises(UsageError, match="trace takes a directory, or None"):
-        kv.trace(3)  # type: ignore[call-overload]
+    with pytest.raises(
+        UsageError, match="trace takes a directory, not a int; traces end by stop_traces"
+    ):
+        kv.trace(3)  # type: ignore[arg-type]
     monkeypatch.setenv("NCCLKV_TRACE", str(tmp_path / "file"))
     caplog.set_level(logging.ERROR, "ncclkv")
     with ncclkv.create("local") as other:
