@@ -111,9 +111,7 @@ def test_uv_installs_where_it_is_present(venv, with_uv):
 def test_pip_installs_where_it_has_an_index_of_its_own(venv, with_uv, tmp_path, setting):
     program(venv / "bin" / "python", PIP)
     (tmp_path / "seen").touch()
-    done = setup(
-        "lint", path=with_uv, VENV=venv, SETTINGS=setting, SEEN=tmp_path / "seen", CODE=0
-    )
+    done = setup("lint", path=with_uv, VENV=venv, SETTINGS=setting, SEEN=tmp_path / "seen", CODE=0)
     assert done.returncode == 0, done.stderr
     assert "by pip" in done.stdout
     assert "Collecting torch" in done.stdout
