@@ -24,7 +24,7 @@ SLOW = {
 }
 """Modules that take 1 to 100 ms, which come at their first use."""
 
-OF_OTHER_RANKS = {"ncclkv.comm.nccl", "ncclkv.checkpoint", "ncclkv.doctor", "ncclkv.trace"}
+USED_LATER = {"ncclkv.checkpoint", "ncclkv.comm.nccl", "ncclkv.doctor"}
 MODULES = "print(*sys.modules)"
 COMMAND = f"""
 from ncclkv.cli import main
@@ -57,7 +57,7 @@ def test_version_and_errors_load_nothing_slow():
 def test_first_store_loads_no_more_than_it_needs():
     names = loaded(f"import ncclkv\nncclkv.create('local').close()\n{MODULES}")
     assert "ncclkv.store.kvstore" in names
-    assert names & (OF_OTHER_RANKS | {"asyncio", "multiprocessing", "subprocess"}) == set()
+    assert names & (USED_LATER | {"asyncio", "multiprocessing", "subprocess"}) == set()
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["rnu"], ["run", "--nn"]])
