@@ -7,8 +7,9 @@
 #   mpi        an MPI, if neither the environment nor PATH has an mpirun
 #   mpiwheel   an MPI in the environment, even if PATH has one
 #
-# `make` runs it, and $VENV/.ready-EXTRA marks what is done.
-set -eu
+# `make` runs it, and $VENV/.ready-EXTRA marks what is done.  uv installs where PATH has it, else pip.
+# PIP_CONSTRAINT names a file of versions for both.
+set -eu -o pipefail
 
 VENV=${VENV:-.venv}
 PYTHON=${PYTHON:-python3}
@@ -32,9 +33,32 @@ make_environment() {
     "$PYTHON" -m venv "$VENV"
 }
 
+# uv reads no settings of pip: packages of another index would come from PyPI, or would not come.
+uses_uv() {
+    command -v uv >/dev/null || return
+    case "$("$VENV/bin/python" -m pip config list)" in *index-url* | *find-links*) return 1 ;; esac
+}
+
+# Some installations take minutes: each package is a line as soon as pip comes to it.
+without_known() {
+    while IFS= read -r line; do
+        case "$line" in
+            'Requirement already satisfied'* | 'Looking in '* | *.whl.metadata*) ;;
+            *) printf '%s\n' "$line" ;;
+        esac
+    done
+}
+
 install() {
-    echo "installing ncclkv[$1] into $VENV"
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$1]"
+    if uses_uv; then
+        echo "installing ncclkv[$1] into $VENV, by uv"
+        UV_CONSTRAINT="${UV_CONSTRAINT:-${PIP_CONSTRAINT:-}}" \
+            uv pip install --python "$VENV/bin/python" --editable ".[$1]"
+    else
+        echo "installing ncclkv[$1] into $VENV, by pip"
+        "$VENV/bin/python" -u -m pip install --progress-bar off --disable-pip-version-check \
+            --editable ".[$1]" | without_known
+    fi
 }
 
 has_mpirun() {

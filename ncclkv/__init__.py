@@ -31,7 +31,8 @@ array([[8., 8., 8.],
 ``keys``, ``spec``, ``explain_plan``  keys, their shapes and dtypes, and their buckets
 ``add_instrument``,                   call an `Instrument` at each verb, collective and wait, or
 ``remove_instrument``                 no more
-``trace``, ``stop_traces``, ``metrics``                write a timeline to a file, for Perfetto; count
+``trace``, ``stop_traces``            write a timeline to a file, for Perfetto, or no more
+``metrics``                           bytes, waits and late ranks
 ====================================  ==========================================================
 
 `Trainer` updates the parameters of a model from gradients of all ranks, as MXNet's Gluon does.
@@ -43,20 +44,20 @@ import typing as _typing
 from importlib import import_module as _import_module
 from sys import modules as _modules
 
-from ncclkv import comm, errors, typing
-from ncclkv.comm import Communicator, Work
+from ncclkv import errors
 from ncclkv.errors import KVStoreError
 from ncclkv.other_names import OF_PACKAGE as _ADVICE
 from ncclkv.other_names import missing as _missing
-from ncclkv.store.create import create
-from ncclkv.store.kvstore import KVStore
-from ncclkv.store.plugin import KVStoreBase
 from ncclkv.system import abort
 
 if _typing.TYPE_CHECKING:
-    from ncclkv import observe, optimizer, testing
+    from ncclkv import comm, observe, optimizer, testing, typing
     from ncclkv import torch as torch  # not in __all__, by which a star would import torch
+    from ncclkv.comm import Communicator, Work
     from ncclkv.engine.instrument import Instrument
+    from ncclkv.store.create import create
+    from ncclkv.store.kvstore import KVStore
+    from ncclkv.store.plugin import KVStoreBase
     from ncclkv.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -80,15 +81,25 @@ __all__ = [
 
 
 _LATER = {
+    "Communicator": "ncclkv.comm.base",
     "Instrument": "ncclkv.engine.instrument",
+    "KVStore": "ncclkv.store.kvstore",
+    "KVStoreBase": "ncclkv.store.plugin",
     "Trainer": "ncclkv.trainer.trainer",
+    "Work": "ncclkv.comm.types",
+    "comm": "ncclkv.comm",
+    "create": "ncclkv.store.create",
     "mxnet": "ncclkv.mxnet",
     "observe": "ncclkv.observe",
     "optimizer": "ncclkv.optimizer",
     "testing": "ncclkv.testing",
     "torch": "ncclkv.torch",
+    "typing": "ncclkv.typing",
 }
-"""Public names that are imported at their first use, and their modules; sums need none of them."""
+"""Public names that are imported at their first use, and their modules.
+
+Commands, and programs that only read ``__version__``, start in a third of the time without NumPy.
+"""
 
 if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attribute
 

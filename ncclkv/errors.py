@@ -23,6 +23,33 @@ After a `UsageError` the store is unchanged.  After a `ContractError` or a
 
 from __future__ import annotations
 
+__all__ = [
+    "CheckpointError",
+    "CommAborted",
+    "CommError",
+    "CommTimeout",
+    "ContractError",
+    "DTypeMismatch",
+    "Divergence",
+    "KVStoreError",
+    "KeyAlreadyInitialized",
+    "KeyNotInitialized",
+    "KeyTypeMismatch",
+    "LaunchError",
+    "NonFinite",
+    "NotSupported",
+    "OrderMismatch",
+    "OutOfMemory",
+    "RankDied",
+    "RankLost",
+    "ReadOnlyAttribute",
+    "ShapeMismatch",
+    "SpecMismatch",
+    "UnknownArgument",
+    "UpdaterError",
+    "UsageError",
+]
+
 
 class KVStoreError(Exception):
     """Base of every error that ncclkv raises on purpose.

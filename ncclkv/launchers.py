@@ -6,9 +6,9 @@ alone without an error.  Here are the variables by which `env` recognises it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 # More digits than any count has, and fewer than Python refuses to convert.
@@ -183,10 +183,7 @@ def _python() -> str:
     """Return the name of this Python, or its path where another Python has that name."""
     import shutil
 
-    folder = Path(sys.executable).parent
+    folder = os.path.dirname(sys.executable)
     names = ("python", "python3")
-    return next((each for each in names if _folder(shutil.which(each)) == folder), sys.executable)
-
-
-def _folder(path: str | None) -> Path | None:
-    return None if path is None else Path(path).parent
+    found = (name for name in names if os.path.dirname(shutil.which(name) or "") == folder)
+    return next(found, sys.executable)

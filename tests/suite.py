@@ -191,7 +191,7 @@ def ranks(size: int) -> tuple[str, ...]:
 
 
 def by_name() -> list[Run]:
-    """Return runs that must be asked for: on a GPU, in layer 3b, parts of others, old NumPy."""
+    """Return runs that must be asked for: on a GPU, in layer 3b, parts, another NumPy or Python."""
     return [
         *everything(),
         *gpu_suite(),
@@ -202,6 +202,8 @@ def by_name() -> list[Run]:
         Run("oldest", ("launch/oldest.sh",), 600),
         # It installs packages of Debian and of an index of Python's: minutes, and a network.
         Run("image", (sys.executable, "-m", "pytest", "--durations=20", "tests/image"), 1800, 2),
+        # `unit` and `ranks-2`; without a second Python it prints the reason.
+        Run("second", ("launch/second.sh",), 900),
         # Without its environment, which `launch/mxnet.sh setup` makes, it prints the reason.
         Run("mxnet", ("launch/mxnet.sh",), 600, 2),
     ]
@@ -210,7 +212,7 @@ def by_name() -> list[Run]:
 def ci() -> list[Run]:
     """Return the runs of ``.ci/run``: all that need no GPU, and a part of layer 3b."""
     rules, *few = emulated_few()
-    own = [run for run in by_name() if run.name in ("oldest", "mxnet")]
+    own = [run for run in by_name() if run.name in ("oldest", "mxnet", "second")]
     # The longest run begins first; the others of layer 3b need what it builds.
     return [rules, *suite(), *few, *own]
 

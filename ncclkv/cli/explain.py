@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ncclkv.comm.diagnosis.dump import FORMAT
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.errors import LaunchError
 
@@ -142,6 +141,8 @@ def _reason(error: Exception) -> str:
 
 def merge(contents: Sequence[Mapping[str, Any]]) -> Store:
     """Merge the files of a store's ranks; a rank's own file wins over the files of others."""
+    from ncclkv.comm.diagnosis.dump import FORMAT  # other commands need no NumPy
+
     for content in contents:
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}, and {FORMAT} is expected")

@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -121,7 +119,7 @@ def here() -> str:
     """Return this rank, its host and process, the beginning of every line about the rank."""
     rank, size = env.launched_rank(), env.launched_size()
     who = "a rank" if rank is None else f"rank {rank}" + ("" if size is None else f" of {size}")
-    return f"ncclkv: {who} on {socket.gethostname()} (pid {os.getpid()})"
+    return f"ncclkv: {who} on {os.uname().nodename} (pid {os.getpid()})"
 
 
 def announcement(reason: str) -> str:
@@ -219,7 +217,8 @@ def _parent_is_this_rank() -> bool:
     if started is None:
         return False
     try:
-        variables = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+        with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
     except OSError:
         return False
     return f"{started.launcher.rank}={started.rank}".encode() in variables

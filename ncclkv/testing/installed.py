@@ -10,6 +10,8 @@ from functools import partial, wraps
 from operator import attrgetter
 from typing import Any, cast
 
+# A module first imported inside a world would take its locks from the world.
+import ncclkv.store.create  # noqa: F401
 from ncclkv import concurrency, env
 from ncclkv.concurrency import Function, SharedStep
 from ncclkv.kernels.host import compiled

@@ -14,6 +14,7 @@ from tests.unit.test_rules_language import lacks_noun
 PAGES = (
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))),
     *sorted((ROOT / "tests").rglob("README.md")),
+    *(ROOT / "SECURITY.md", ROOT / "changes.d" / "README.md"),
 )
 MAX_WORDS = 25
 

@@ -61,6 +61,62 @@ def test_an_extra_is_installed_and_recorded(venv):
     assert (venv / ".ready-lint").exists()
 
 
+PIP = """case "$*" in *"pip config"*) echo "$SETTINGS"; exit ;; *install*) ;; *) exit ;; esac
+echo "Requirement already satisfied: numpy"
+echo "Collecting torch"
+while [ ! -e "$SEEN" ]; do sleep 0.01; done
+echo "  Downloading torch-2.whl.metadata"
+echo "  Downloading torch-2.whl (800 MB)"
+exit "$CODE"
+"""
+
+
+def test_each_new_package_is_a_line_while_pip_runs(venv, tmp_path):
+    program(venv / "bin" / "python", PIP)
+    seen = tmp_path / "seen"
+    variables = {"PATH": "/usr/bin:/bin", "VENV": str(venv), "SEEN": str(seen), "CODE": "3"}
+    with subprocess.Popen(
+        ["launch/setup.sh", "lint"], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True
+    ) as setup:
+        assert setup.stdout is not None
+        lines = [setup.stdout.readline(), setup.stdout.readline()]
+        seen.touch()
+        lines += setup.stdout.readlines()
+    assert [line.strip() for line in lines] == [
+        f"installing ncclkv[lint] into {venv}, by pip",
+        "Collecting torch",
+        "Downloading torch-2.whl (800 MB)",
+    ]
+    assert setup.returncode != 0, "a failed pip behind a pipe"
+
+
+@pytest.fixture
+def with_uv(tmp_path):
+    """Make a stand-in for uv that prints its arguments and constraints; return a PATH with it."""
+    program(tmp_path / "tools" / "uv", 'echo "uv $* constraint=$UV_CONSTRAINT"')
+    return f"{tmp_path / 'tools'}:/usr/bin:/bin"
+
+
+def test_uv_installs_where_it_is_present(venv, with_uv):
+    done = setup("lint", "train", path=with_uv, VENV=venv, PIP_CONSTRAINT="old.txt")
+    assert done.returncode == 0, done.stderr
+    python = venv / "bin" / "python"
+    assert f"uv pip install --python {python} --editable .[lint,train]" in done.stdout
+    assert "constraint=old.txt" in done.stdout
+    assert "python -m pip install" not in done.stdout
+    assert (venv / ".ready-lint").exists()
+
+
+@pytest.mark.parametrize("setting", ["global.index-url='https://x/'", ":env:.find-links='/w'"])
+def test_pip_installs_where_it_has_an_index_of_its_own(venv, with_uv, tmp_path, setting):
+    program(venv / "bin" / "python", PIP)
+    (tmp_path / "seen").touch()
+    done = setup("lint", path=with_uv, VENV=venv, SETTINGS=setting, SEEN=tmp_path / "seen", CODE=0)
+    assert done.returncode == 0, done.stderr
+    assert "by pip" in done.stdout
+    assert "Collecting torch" in done.stdout
+
+
 def test_several_extras_are_installed_by_one_call(venv):
     mpirun(venv / "bin" / "mpirun")
     done = setup("lint", "mpiwheel", "torch", VENV=venv)

@@ -1,0 +1,26 @@
+"""Observing: the instruments, traces and counts of a store."""
+
+from __future__ import annotations
+
+from ncclkv.store.context import Context
+from ncclkv.store.counting import Counting
+from ncclkv.store.instruments import Instruments
+from ncclkv.store.tracing import Trace, Tracing
+
+__all__ = ["Observing", "Trace"]
+
+
+class Observing:
+    """The parts of a store by which a program observes it.
+
+    Attributes
+    ----------
+    instruments : Instruments
+    tracing : Tracing
+    counting : Counting
+    """
+
+    def __init__(self, context: Context, name: str) -> None:
+        self.instruments = Instruments(context)
+        self.tracing = Tracing(context, self.instruments, name)
+        self.counting = Counting(context, self.instruments, name)
