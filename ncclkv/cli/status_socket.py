@@ -8,14 +8,16 @@ import socket
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ncclkv import concurrency
 from ncclkv.cli import memory, wire
 from ncclkv.cli.connections import Connections
 from ncclkv.cli.memory import Place
 from ncclkv.cli.outcome import Rank
-from ncclkv.cli.ranks_now import reports, table
-from ncclkv.comm.diagnosis.reports import Report
+
+if TYPE_CHECKING:
+    from ncclkv.comm.diagnosis.reports import Report
 
 PREFIX = "ncclkv-status-"
 """Begins the name of the abstract Unix socket of a runner; its process number follows."""
@@ -90,6 +92,8 @@ class StatusSocket:
         if piece:
             self._pieces[number] += piece
             return
+        from ncclkv.cli.ranks_now import reports  # with NumPy, which a runner needs only here
+
         data = bytes(self._pieces.pop(number))
         with suppress(ValueError):
             clock, pages = memory.unpack(data)
@@ -99,6 +103,8 @@ class StatusSocket:
         """Answer the clients if all ranks have answered, or the time is over."""
         if not self._clients or (self._pieces and concurrency.monotonic() < self._due):
             return
+        from ncclkv.cli.ranks_now import table
+
         seconds = concurrency.monotonic() - self._begin
         title = f"job of ncclkv run (pid {os.getpid()}), for {seconds:.1f} s on {len(self._ranks)}"
         text = f"{title} rank{'s' * (len(self._ranks) > 1)}\n"
