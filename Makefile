@@ -10,7 +10,7 @@ KERNELS = $(wildcard ncclkv/kernels/host/c/*)
 TOOLS = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-gpu bench bench-gpu lint clean
+.PHONY: help train test test-gpu bench bench-gpu lint docs clean
 .NOTPARALLEL:
 
 help:  ## show this page
@@ -36,8 +36,11 @@ lint: $(READY)-lint  ## check style and types
 	$(TOOLS)/ruff format --check
 	$(TOOLS)/mypy
 
+docs: $(READY)-docs  ## build the documentation in build/docs/index.html
+	$(TOOLS)/python -m sphinx -W --keep-going -q -j auto $(if $(ONLINE),-t online) -d build/doctrees docs build/docs
+
 clean:  ## remove the environments and all other files that targets made
-	rm -rf .venv .venv-mxnet .venv-oldest .venv-openmpi build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-mxnet .venv-oldest .venv-openmpi build dist docs/reference *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f ncclkv/kernels/host/_compiled.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -60,5 +63,6 @@ $(READY)-%: setup.cfg setup.py pyproject.toml launch/setup.sh $(KERNELS)
 #                and measure it too (its CPU build, if pip's settings name an index that has it);
 #                ARGS='--only models --rounds 11' or other options of python -m bench
 #  with bench-gpu: GPUS=4 ranks, each with a GPU; WITH, QUICK and ARGS as above
+#  with docs:    ONLINE=1, to link to the pages of Python, NumPy, torch and mpi4py
 #  with any:     MPI=wheel, an MPI from its wheel even if PATH has an mpirun;
 #                PYTHON=python3.12, the environment's Python; VENV=.venv, its folder

@@ -14,7 +14,8 @@ would leave the other ranks waiting.
 ``NCCLKV_DUMP``           directory in which each rank writes a report when its store breaks;
                           ``ncclkv explain`` reads it
 ``NCCLKV_RESTART``        number of restarts of the job; set by ``ncclkv run`` for programs
-``NCCLKV_RUN_SECRET``     and ``NCCLKV_RUN_EVENTS``: set by ``ncclkv run`` for its own use
+``NCCLKV_RUN_SECRET``     set by ``ncclkv run`` for its own use
+``NCCLKV_RUN_EVENTS``     set by ``ncclkv run`` for its own use
 ``NCCLKV_ALONE``          ``1``: a process may be alone though a launcher started several: stores
                           of all ranks are stores of this process, unless MPI has several ranks and
                           this process is one of them
