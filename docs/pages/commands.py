@@ -10,8 +10,8 @@ INTRODUCTION = """\
 Command line
 ============
 
-*Read this page to look up a command of* ``ncclkv`` *and its options.  Without an installation, type*
-``python -m ncclkv`` *in its place.*
+*Read this page to look up a command and its options.  In a clone that is not installed, type*
+``python -m ncclkv`` *in place of* ``ncclkv``.
 
 .. code-block:: bash
 

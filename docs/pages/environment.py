@@ -40,6 +40,8 @@ and whose MPI has one rank, would train alone: ``create`` raises a `LaunchError
 
 """
 
+HEADER = ("launcher", "processes", "this process", "recognised by")
+
 _ROW = re.compile(r"``(\w+)``\s+(.*)")
 
 
@@ -71,9 +73,8 @@ def table() -> dict[str, str]:
 def _launchers(title: str, rows: Sequence[launchers.Launcher]) -> str:
     """Return a table of launchers with their variables."""
     lines = [f".. list-table:: {title}", "   :header-rows: 1", ""]
-    for cells in (("launcher", "processes", "this process", "recognised by"), *map(_cells, rows)):
-        lines += [f"   {'-' if number else '* -'} {cell}".replace("   - ", "     - ")
-                  for number, cell in enumerate(cells)]
+    for first, *others in (HEADER, *map(_cells, rows)):
+        lines += [f"   * - {first}", *(f"     - {cell}" for cell in others)]
     return "\n".join([*lines, "", ""])
 
 

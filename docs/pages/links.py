@@ -9,7 +9,7 @@ from typing import Any
 from pygments.lexers.special import TextLexer
 from sphinx.util.nodes import make_refnode
 
-REPOSITORY = "https://github.com/ncclkv/ncclkv"
+from docs.pages.of_root import REPOSITORY
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -40,5 +40,5 @@ def resolve(app: Any, env: Any, node: Any, text: Any) -> Any:
 
 
 def lead_to_repository(app: Any, name: str, source: list[str]) -> None:
-    """Replace links out of the folder of the pages, such as ``../train.py``: the site has no page."""
+    """Replace links out of ``docs``, such as ``../train.py``: the site has no such page."""
     source[0] = re.sub(r"\]\(\.\./", f"]({REPOSITORY}/blob/main/", source[0])

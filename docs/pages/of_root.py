@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+REPOSITORY = "https://github.com/ncclkv/ncclkv"
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = "```{include} ../../%s\n:relative-docs: docs/\n```\n"
 

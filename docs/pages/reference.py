@@ -75,7 +75,7 @@ def _of_public_modules(body: list[ast.stmt]) -> dict[str, str]:
 
 
 def _aliases(body: list[ast.stmt]) -> dict[str, str]:
-    """Return the description of each alias of types, and of each type variable, as in the source."""
+    """Return the description of each alias of types and of each type variable."""
     found = {}
     for node, following in zip(body, [*body[1:], ast.Pass()], strict=True):
         value = getattr(following, "value", None)
@@ -109,7 +109,7 @@ def _body(inner: str) -> list[ast.stmt]:
 
 
 def _listed(inner: str) -> list[str]:
-    """Return the names in ``__all__`` of a module; without such a list, the names of its classes."""
+    """Return the names in ``__all__`` of a module; without this list, the names of its classes."""
     body = _body(inner)
     for node in body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
