@@ -17,9 +17,24 @@ def texts() -> dict[str, str]:
     }
 
 
+def files() -> set[str]:
+    """Return the files of ``docs/reference``: the pages here, and autosummary's, one a name."""
+    modules = reference.modules()
+    return {
+        *texts(),
+        *(f"{module}.{name}.rst" for module in modules for name in reference.own(module)),
+    }
+
+
 def write(folder: Path) -> None:
-    """Write all pages; a file that has its text already is left as it is, and not read anew."""
+    """Write all pages, and remove those of names that are gone.
+
+    A file that has its text already is left as it is: Sphinx would read it anew.
+    """
     folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        if path.name not in files():
+            path.unlink()
     for name, text in texts().items():
         path = folder / name
         if not path.exists() or path.read_text() != text:

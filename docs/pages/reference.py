@@ -47,28 +47,33 @@ def names(module: str) -> list[str]:
     return found if _inner(module) else [name for name in found if not _is_module(name)]
 
 
+def own(module: str) -> list[str]:
+    """Return the names of a module that get a page of their own."""
+    body = _body(_inner(module))
+    return [name for name in names(module) if name not in {*_others(body), *_aliases(body)}]
+
+
 def _page(module: str) -> str:
     """Return the page of a module: its docstring, and its names."""
     body, listed = _body(_inner(module)), names(module)
-    elsewhere = _of_public_modules(body)
-    aliases = _aliases(body)
-    own = [name for name in listed if name not in {*elsewhere, *aliases}]
+    elsewhere, aliases = _others(body), _aliases(body)
     others = [elsewhere[name] for name in listed if name in elsewhere]
     lines = [module, "=" * len(module), "", f".. automodule:: {module}", "   :no-members:", ""]
     lines += [f".. currentmodule:: {module}", ""]
-    for option, rows in (("   :toctree:", own), ("", others)):
+    for option, rows in (("   :toctree:", own(module)), ("", others)):
         if rows:
             lines += [".. autosummary::", "   :nosignatures:", option, ""]
             lines += [*(f"   {name}" for name in rows), ""]
     return "\n".join(lines + [aliases[name] for name in listed if name in aliases])
 
 
-def _of_public_modules(body: list[ast.stmt]) -> dict[str, str]:
+def _others(body: list[ast.stmt]) -> dict[str, str]:
     """Return the names that a module has from a public module, where their pages are."""
     public = modules()[1:]
     return {
         alias.name: f"{_inner(str(node.module))}.{alias.name}"
-        for node in body
+        for statement in body
+        for node in ast.walk(statement)  # also imports for type checkers alone
         if isinstance(node, ast.ImportFrom) and node.module in public
         for alias in node.names
     }

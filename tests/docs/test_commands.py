@@ -15,11 +15,11 @@ from ncclkv.errors import LaunchError
 from tests.harness.pages import PAGES, blocks, prose
 from tests.harness.source import ROOT
 
-SHELLS = ("", "bash", "console", "sh", "text")
-"""Languages of blocks that may hold command lines."""
+PROMPTS = {"": r"(?:\$ )?", "bash": "", "sh": "", "console": r"\$ ", "text": r"\$ "}
+"""Languages of blocks that may hold command lines, and what stands before the commands."""
 
-COMMAND = re.compile(r"(?:\$ )?(?:[A-Z]\w*=\S* )*((?:ncclkv|make|pip) .*)")
-"""A line with a command of ours, perhaps behind a prompt and variables."""
+COMMAND = r"(?:[A-Z]\w*=\S* )*((?:ncclkv|make|pip) [\w-]+(?: .*)?)"
+"""A command of ours, perhaps behind variables."""
 
 INLINE = re.compile(r"`((?:ncclkv run|make) [^`]*)`")
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -36,9 +36,8 @@ def extras() -> set[str]:
 def commands(page: Path) -> Iterator[str]:
     """Yield the command lines of a document: in blocks, and whole ones in its text."""
     for block in blocks(page):
-        if block.language in SHELLS:
-            found = (COMMAND.fullmatch(line) for line in block.text.splitlines())
-            yield from (match[1] for match in found if match is not None)
+        if (prompt := PROMPTS.get(block.language)) is not None:
+            yield from re.findall(f"^{prompt}{COMMAND}$", block.text, re.MULTILINE)
     for line in INLINE.findall(prose(page)):
         if line.startswith("make ") or " -- " in line:
             yield line

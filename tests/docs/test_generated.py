@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from docs.pages import commands, environment, reference, texts
+from docs.pages import commands, environment, of_root, reference, texts, write
 from ncclkv import env, errors
 from ncclkv.cli import COMMANDS
 from tests.harness.source import ROOT, modules
@@ -61,3 +62,26 @@ def test_the_reference_has_all_public_names_of(name: str) -> None:
 
 def test_no_generated_page_is_kept_in_the_repository() -> None:
     assert "/docs/reference/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_links_of_the_documents_of_the_root_work_from_their_pages() -> None:
+    blob = f"{of_root.REPOSITORY}/blob/main"
+    links = {
+        "docs/errors.md#limits": "../errors.md#limits",
+        "CHANGELOG.md": "changelog.md",
+        "setup.cfg": f"{blob}/setup.cfg",
+        "README.md#run": f"{blob}/README.md#run",
+        "https://x.org/y.md": "https://x.org/y.md",
+        "#language": "#language",
+    }
+    for link, found in links.items():
+        assert of_root.relinked(f"see [x]({link}).") == f"see [x]({found})."
+
+
+def test_a_page_of_a_name_that_is_gone_is_removed(tmp_path: Path) -> None:
+    for name in ("ncclkv.Gone.rst", "ncclkv.KVStore.rst", "environment.rst"):
+        (tmp_path / name).write_text("old")
+    write(tmp_path)
+    assert not (tmp_path / "ncclkv.Gone.rst").exists()
+    assert (tmp_path / "ncclkv.KVStore.rst").read_text() == "old"  # autosummary's
+    assert (tmp_path / "environment.rst").read_text() != "old"

@@ -57,21 +57,17 @@ def anchor(heading: str) -> str:
 
 
 @cache
-def generated() -> frozenset[str]:
+def generated() -> set[str]:
     """Return the files in ``docs/reference`` that the build makes."""
-    names = (f"{module}.{name}" for module in pages.reference.modules() for name in public(module))
-    return frozenset({*pages.texts(), *(f"{name}.rst" for name in names)})
-
-
-def public(module: str) -> list[str]:
-    return pages.reference.names(module)
+    return pages.files()
 
 
 def broken(page: Path, target: str) -> str:
     """Return what a link lacks; empty if it leads somewhere, or to a page of others."""
     own = OWN.fullmatch(target)
     if own is None and re.match(r"\w+:", target):
-        return "" if not target.startswith(REPOSITORY + "/") else "no file of the branch main"
+        file = re.match(f"{REPOSITORY}/(blob|tree|raw)/", target)
+        return "no file of the branch main" if file else ""
     name, _, part = (own[1] if own else target).partition("#")
     path = (ROOT if own else page.parent) / name if name else page
     if path.parent == ROOT / "docs" / "reference":
@@ -106,6 +102,7 @@ def test_links_are_found() -> None:
         (f"{REPOSITORY}/blob/main/docs/nothing.md", "no such file"),
         (f"{REPOSITORY}/tree/main/docs/examples", ""),
         (f"{REPOSITORY}/blob/master/LICENSE", "no file of the branch main"),
+        (f"{REPOSITORY}/issues", ""),
         ("https://www.python.org", ""),
     ],
 )
