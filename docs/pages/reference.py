@@ -49,14 +49,14 @@ def names(module: str) -> list[str]:
 
 def own(module: str) -> list[str]:
     """Return the names of a module that get a page of their own."""
-    body = _body(_inner(module))
-    return [name for name in names(module) if name not in {*_others(body), *_aliases(body)}]
+    aliases = _aliases(_body(_inner(module)))
+    return [name for name in names(module) if name not in {*_others(module), *aliases}]
 
 
 def _page(module: str) -> str:
     """Return the page of a module: its docstring, and its names."""
-    body, listed = _body(_inner(module)), names(module)
-    elsewhere, aliases = _others(body), _aliases(body)
+    listed, elsewhere = names(module), _others(module)
+    aliases = _aliases(_body(_inner(module)))
     others = [elsewhere[name] for name in listed if name in elsewhere]
     lines = [module, "=" * len(module), "", f".. automodule:: {module}", "   :no-members:", ""]
     lines += [f".. currentmodule:: {module}", ""]
@@ -67,14 +67,25 @@ def _page(module: str) -> str:
     return "\n".join(lines + [aliases[name] for name in listed if name in aliases])
 
 
-def _others(body: list[ast.stmt]) -> dict[str, str]:
-    """Return the names that a module has from a public module, where their pages are."""
-    public = modules()[1:]
+def _others(module: str) -> dict[str, str]:
+    """Return the names that another public module has, too, and where their pages are."""
+    origins = _origins(module)
     return {
-        alias.name: f"{_inner(str(node.module))}.{alias.name}"
-        for statement in body
-        for node in ast.walk(statement)  # also imports for type checkers alone
-        if isinstance(node, ast.ImportFrom) and node.module in public
+        name: f"{_inner(public)}.{name}"
+        for public in modules()[1:]
+        if public != module
+        for name in names(public)
+        if name in origins and origins[name] in (public, _origins(public).get(name))
+    }
+
+
+def _origins(module: str) -> dict[str, str]:
+    """Return the module from which each name is imported, also for type checkers alone."""
+    return {
+        alias.name: str(node.module)
+        for statement in _body(_inner(module))
+        for node in ast.walk(statement)
+        if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
 
