@@ -49,6 +49,8 @@ autosummary_ignore_module_all = False
 numpydoc_show_class_members = False  # autodoc's members are shown in full
 templates_path = ["pages/templates"]
 
+pygments_style = "friendly"  # shows added and removed lines in colours
+pygments_dark_style = "monokai"
 html_theme = "furo"
 html_title = f"ncclkv {version}"
 html_copy_source = False
