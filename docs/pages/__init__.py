@@ -32,8 +32,9 @@ def write(folder: Path) -> None:
     A file that has its text already is left as it is: Sphinx would read it anew.
     """
     folder.mkdir(exist_ok=True)
+    made = files()
     for path in folder.iterdir():
-        if path.name not in files():
+        if path.name not in made:
             path.unlink()
     for name, text in texts().items():
         path = folder / name
