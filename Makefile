@@ -10,7 +10,7 @@ KERNELS = $(wildcard ncclkv/kernels/host/c/*)
 TOOLS = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help train bench peers bench-gpu test test-gpu lint wheel clean
+.PHONY: help train bench peers bench-gpu test test-gpu lint docs wheel clean
 .NOTPARALLEL:
 
 help:  ## show this page
@@ -45,12 +45,15 @@ lint: $(READY)-lint  ## check style and types
 	$(TOOLS)/hadolint launch/Dockerfile
 	$(TOOLS)/check-jsonschema --schemafile tests/hosts/mpijob.schema.json launch/kubernetes-mpijob.yaml
 
+docs: $(READY)-docs  ## build the documentation in build/docs/index.html
+	$(TOOLS)/python -m sphinx -W --keep-going -q -j auto $(if $(ONLINE),-t online) -d build/doctrees docs build/docs
+
 wheel:  ## build wheels and an sdist in dist/, and try each
 	[ .venv-release/.ready-release -nt setup.cfg ] || VENV=.venv-release launch/setup.sh release
 	VENV=.venv-release launch/wheel.sh $(ONLY)
 
 clean:  ## remove the environments, and all else that targets made
-	rm -rf .venv .venv-mxnet .venv-oldest .venv-openmpi .venv-impi .venv-release .venv-second build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-mxnet .venv-oldest .venv-openmpi .venv-impi .venv-release .venv-second build dist docs/reference *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f ncclkv/kernels/host/_compiled.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -60,6 +63,9 @@ $(READY)-%: setup.cfg setup.py pyproject.toml launch/setup.sh $(KERNELS)
 	launch/setup.sh $*
 
 # Shown by `make help` too:
+docs: $(READY)-docs  ## build the documentation in build/docs/index.html
+	$(TOOLS)/python -m sphinx -W --keep-going -q -j auto $(if $(ONLINE),-t online) -d build/doctrees docs build/docs
+
 #  with train:
 #    N=2                  ranks
 #    ARGS='--epochs 5'    options of train.py

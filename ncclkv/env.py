@@ -21,7 +21,8 @@ would leave the other ranks waiting.
 ``NCCLKV_METRICS``        file to which rank 0 appends its metrics every ten seconds and at the end,
                           as JSON lines; other ranks and stores add a suffix to the name
 ``NCCLKV_RESTART``        number of restarts of the job; set by ``ncclkv run`` for programs
-``NCCLKV_RUN_SECRET``     and ``NCCLKV_RUN_EVENTS``: set by ``ncclkv run`` for its own use
+``NCCLKV_RUN_SECRET``     set by ``ncclkv run`` for its own use
+``NCCLKV_RUN_EVENTS``     set by ``ncclkv run`` for its own use
 ``NCCLKV_ALONE``          ``1``: a process may be alone though a launcher started several: stores
                           of all ranks are stores of this process, unless MPI has several ranks and
                           this process is one of them

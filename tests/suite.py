@@ -131,6 +131,8 @@ def suite() -> list[Run]:
         Run("doctor", (*pytest, "--durations=20", "tests/doctor"), 400, 2),
         Run("harness", (*pytest, "tests/harness"), 180),
         Run("faults", (*pytest, "tests/faults"), 300),
+        # Without Sphinx this run prints the reason, and builds no site; it tests the rest.
+        Run("docs", (*pytest, "--durations=5", "tests/docs"), 300),
         _on_ranks(2, but=(*CONTRACT, *ANY_SEVERAL, PROGRAMS, *MODULES)),
         _on_ranks(1, but=(*CONTRACT, PROGRAMS)),
         Run("doctests", (*pytest, "--doctest-modules", "ncclkv", *_of_no_framework()), 60),

@@ -25,6 +25,20 @@ COMMANDS: dict[str, ModuleType] = {
 """Each has ``describe(parser)``, and ``main(arguments)``, which returns an exit code."""
 
 
+def make_parsers() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of the whole command line, and the parsers of the subcommands by name."""
+    parser = Parser(prog="ncclkv", description="Jobs of several ranks.")
+    parser.add_argument("--version", action="version", version=f"ncclkv {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parsers = {}
+    for name, module in COMMANDS.items():
+        about = str(module.__doc__).splitlines()[0]
+        parsers[name] = commands.add_parser(name, help=about, description=about)
+        module.describe(parsers[name])
+        parsers[name].set_defaults(main=module.main)
+    return parser, parsers
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the subcommand of the command line.
 
@@ -39,15 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = Parser(prog="ncclkv", description="Jobs of several ranks.")
-    parser.add_argument("--version", action="version", version=f"ncclkv {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    parsers = {}
-    for name, module in COMMANDS.items():
-        about = str(module.__doc__).splitlines()[0]
-        parsers[name] = commands.add_parser(name, help=about, description=about)
-        module.describe(parsers[name])
-        parsers[name].set_defaults(main=module.main)
+    parser, parsers = make_parsers()
     if not given:
         parser.print_help()
         return 0

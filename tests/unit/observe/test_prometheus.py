@@ -52,7 +52,7 @@ def test_a_scrape_has_the_counts(kv: ncclkv.KVStore) -> None:
 def test_ranks_are_labels(kv: ncclkv.KVStore) -> None:
     pytest.importorskip("prometheus_client", reason=REASON)
     kv.metrics()
-    counter: Any = kv._counting._counter
+    counter: Any = kv._observing.counting._counter
     counter.late(1, 3, 0.5)
     counter.blocked("a barrier", [2], 0.25)
     with ncclkv.observe.serve(kv, 0) as served:
