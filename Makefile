@@ -63,9 +63,6 @@ $(READY)-%: setup.cfg setup.py pyproject.toml launch/setup.sh $(KERNELS)
 	launch/setup.sh $*
 
 # Shown by `make help` too:
-docs: $(READY)-docs  ## build the documentation in build/docs/index.html
-	$(TOOLS)/python -m sphinx -W --keep-going -q -j auto $(if $(ONLINE),-t online) -d build/doctrees docs build/docs
-
 #  with train:
 #    N=2                  ranks
 #    ARGS='--epochs 5'    options of train.py

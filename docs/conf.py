@@ -22,7 +22,6 @@ extensions = [
 ]
 exclude_patterns = ["examples", "pages"]
 nitpicky = True
-suppress_warnings = ["toc.not_readable"]  # pages of index.md that are still to be written
 smartquotes = False  # an option stays --option
 default_role = "py:obj"
 highlight_language = "text"  # of blocks that name none

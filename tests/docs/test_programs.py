@@ -119,8 +119,7 @@ def is_python(text: str) -> bool:
 
 @pytest.mark.parametrize("block", [each for each in ALL if each.language == ""], ids=str)
 def test_no_program_hides_in_a_block_without_a_language(block: Block) -> None:
-    if block.page.parent != ROOT:  # the README has commands and whole programs alone
-        assert not is_python(block.text), f"{block}: write ```python, after <!-- not run: ... -->"
+    assert not is_python(block.text), f"{block}: write ```python, after <!-- not run: ... -->"
 
 
 def block_of(text: str) -> Block:

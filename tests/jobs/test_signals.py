@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from tests.harness.slow import stretched
 from tests.jobs.conftest import LIMIT, ROOT
 
 EXAMPLE = ROOT / "docs" / "examples" / "signals.py"
-PAGE = ROOT / "docs" / "running.md"
 
 pytestmark = pytest.mark.limit(60)
 
@@ -106,13 +104,3 @@ def test_signals_for_the_program_end_no_process_of_the_runner(
     finally:
         job.process.terminate()
         job.process.wait(stretched(LIMIT))
-
-
-def test_the_page_shows_the_example() -> None:
-    text = PAGE.read_text()
-    block = re.search(r"```\n(asked, agreed = .*?)```", text, re.DOTALL)
-    assert block is not None
-    example = [line.strip() for line in EXAMPLE.read_text().splitlines()]
-    lines = [line.strip() for line in textwrap.dedent(block[1]).splitlines() if line.strip()]
-    assert [line for line in lines if line not in (*example, "...")] == []
-    assert len(lines) > 10

@@ -41,11 +41,6 @@ def test_the_output_is_that_of_its_comments() -> None:
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is absent")
-def test_every_program_runs_as_it_stands() -> None:
-    for text in programs()[1:]:
-        exec(compile(text, str(README), "exec"), {})
-
-
 def test_the_error_is_that_of_its_example() -> None:
     example = runpy.run_path(str(DOCS / "examples" / "order_mismatch.py"))
     with pytest.raises(OrderMismatch) as caught:

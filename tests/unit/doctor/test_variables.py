@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ncclkv.doctor import variables
@@ -9,6 +11,8 @@ from ncclkv.doctor.rows import OK
 
 
 def test_long_values_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*os.environ]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("UCX_TLS", "x" * 100)
     for number in range(8):
         monkeypatch.setenv(f"NCCL_{number}", "1")
