@@ -10,7 +10,7 @@ import numpy as np
 from ncclkv import concurrency
 from ncclkv.errors import NonFinite
 from tests.world import plan as p
-from tests.world.model import payload
+from tests.world.arrays import payload
 from tests.world.player import OnPurpose, Player, Store
 
 Action = Callable[[Player, Store, Any], None]
@@ -34,7 +34,12 @@ def names(keys: list[p.KeyPlan]) -> list[str]:
 
 def arrays(player: Player, keys: list[p.KeyPlan]) -> list[Any]:
     """Return this rank's arrays for keys in the present step."""
-    return [player.given(payload(key, player.rank, player.number)) for key in keys]
+    return [array(player, key) for key in keys]
+
+
+def array(player: Player, key: p.KeyPlan, item: int = 0) -> Any:
+    """Return an array of this rank for a key in the present step."""
+    return player.given(payload(key, player.rank, player.number, item).copy())
 
 
 def outs(player: Player, keys: list[p.KeyPlan]) -> list[Any]:
@@ -48,8 +53,8 @@ def pushers(key: p.KeyPlan, without: p.Pairs, size: int) -> list[int]:
 
 
 def compare(player: Player, store: Store, keys: list[p.KeyPlan], found: list[Any]) -> None:
-    for key, array in zip(keys, found, strict=True):
-        player.compare(store, key.key, array)
+    for key, each in zip(keys, found, strict=True):
+        player.compare(store, key.key, each)
 
 
 @runs(p.Init)
@@ -72,10 +77,7 @@ def push(player: Player, store: Store, step: p.Push) -> None:
     mine = [key for key in keys if player.rank in ranks[key.key]]
     values: list[Any] = arrays(player, mine)
     if step.arrays == 2:
-        values = [
-            [value, player.given(payload(key, player.rank, player.number, 1))]
-            for key, value in zip(mine, values, strict=True)
-        ]
+        values = [[value, array(player, key, 1)] for key, value in zip(mine, values, strict=True)]
     if step.single:
         for key, value in zip(mine, values, strict=True):
             store.kv.push(key.key, value, priority=step.priority)
@@ -91,12 +93,12 @@ def push(player: Player, store: Store, step: p.Push) -> None:
 def push_nonfinite(player: Player, store: Store, step: p.PushNonFinite) -> None:
     policy = store.model.plan.nonfinite
     known = store.model.known(step.keys)
-    keys = [key for key in known if key.dtype.startswith("f") and 0 not in key.shape]
+    keys = [key for key in known if np.dtype(key.dtype).kind in "fc" and 0 not in key.shape]
     if not keys or policy == "ignore":
         return
     store.kv.wait()
     store.model.pending.clear()
-    values = [payload(key, player.rank, player.number) for key in keys]
+    values = [payload(key, player.rank, player.number).copy() for key in keys]
     if player.rank == step.rank % player.size:
         values[0].flat[-1] = np.nan
     try:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from math import fsum
 from typing import TypeVar
 
+import numpy as np
+
 from tests.world import plan as p
 
 T = TypeVar("T")
@@ -56,6 +58,8 @@ class Draw:
 
 NAMES = ("a", "b", "c", "d")
 SIZES = ((3,), (1,), (), (2, 3), (0,), (300,), (9000,))
+DTYPES = ("f4", "f8", "i8", "i4", "f4", "f8", "i8", "f2", "c8", "c16", "i1", "u1", "?")
+OPS = ("sum", "sum", "sum", "max", "min", "prod")
 OPTIMIZERS = ("adam", "lamb", "lars", "nag", "rmsprop", "signum")
 THREADED = 0.4
 """The part of the programs with calls that threads make for their ranks."""
@@ -146,13 +150,23 @@ def _store(draws: Draw, timeout: float) -> p.StorePlan:
 
 def _kinds(draws: Draw, rule: str) -> list[tuple[str, str]]:
     """Draw the dtypes and ops of a store's keys, few, so that keys share buckets."""
-    optimized = rule in ("sgd", "other")
-    dtypes = {"none": ("f4", "f8", "i8", "i4"), "adds": ("f8", "i8")}.get(rule, ("f4", "f8"))
-    ops = ("sum",) if optimized else ("sum", "sum", "max", "min")
-    kinds = [(draws.pick(dtypes), draws.pick(ops)) for _ in range(draws.pick((1, 1, 2)))]
+    # Sums over steps leave the whole numbers of 16 bits.
+    dtypes = {"none": DTYPES, "adds": ("f8", "i8", "c16", "i1", "?")}.get(rule, ("f4", "f8"))
+    kinds = []
+    for _ in range(draws.pick((1, 1, 2))):
+        dtype = draws.pick(dtypes)
+        ops = ("sum",) if rule in ("sgd", "other") else OPS
+        kinds.append((dtype, draws.pick([op for op in ops if takes(dtype, op)])))
     if rule != "adds" and draws.chance(0.15):
-        kinds.append((draws.pick(("f4", "f8")), "avg"))
+        averaged = [dtype for dtype in dtypes if takes(dtype, "avg")]
+        kinds.append((draws.pick(averaged), "avg"))
     return kinds
+
+
+def takes(dtype: str, op: str) -> bool:
+    """Return whether stores have an op for a dtype."""
+    kind = np.dtype(dtype).kind
+    return op in ("sum", "avg") if kind == "c" else kind != "b" or op != "avg"
 
 
 def _sgd(draws: Draw, *, scheduled: bool = False) -> p.Sgd:
@@ -206,7 +220,7 @@ def _init(c: _Context) -> p.Step:
     if c.plan.optimizer is not None:
         return p.Barrier(c.store)
     name = "n" + str(c.draws.below(3))
-    dtype, op = c.draws.pick(("f8", "i8")), c.draws.pick(("sum", "max"))
+    dtype, op = _kinds(c.draws, "adds" if c.plan.adds else "none")[0]
     return p.Init(c.store, (p.KeyPlan(name, c.draws.pick(SIZES), dtype, op),))
 
 
@@ -238,12 +252,9 @@ def _uneven(c: _Context) -> p.Step:
 
 
 def _allreduce(c: _Context) -> p.Step:
-    return p.AllReduce(
-        c.store,
-        c.draws.pick((1, 1, 40, 5000)),
-        c.draws.pick(("f8", "f4", "i8")),
-        c.draws.pick(("sum", "max", "min")),
-    )
+    dtype = c.draws.pick(DTYPES)
+    ops = [op for op in (*OPS, "avg") if takes(dtype, op)]
+    return p.AllReduce(c.store, c.draws.pick((1, 1, 40, 5000)), dtype, c.draws.pick(ops))
 
 
 def _busy(c: _Context) -> p.Step:

@@ -1,51 +1,21 @@
 """A store's values by NumPy alone: sums of all ranks' arrays, and SGD.
 
-The model has neither buckets nor delayed pushes: a push takes effect when it is called.  Arrays
-hold small whole numbers, so sums are exact in every order; steps of SGD may round.
+The model has neither buckets nor delayed pushes: a push takes effect when it is called.  Sums are
+exact in every order; steps of SGD may round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tests.world.arrays import Array, payload, reduced
 from tests.world.plan import KeyPlan, Sgd, StorePlan
-
-Array = NDArray[Any]
-
-_OPS: dict[str, Callable[..., Any]] = {"sum": np.sum, "avg": np.sum, "max": np.max, "min": np.min}
 
 # Two roundings a step: those of the store, which holds weights of f4 in f4, differ from NumPy's.
 _TOLERANCE = {"f4": 1e-4, "f8": 1e-10}
-
-
-@lru_cache(maxsize=256)
-def _pattern(shape: tuple[int, ...], dtype: str) -> Array:
-    """Return numbers from 0 to 4."""
-    return (np.arange(int(np.prod(shape))) % 5).astype(dtype).reshape(shape)
-
-
-def payload(key: KeyPlan, rank: int, number: int, item: int = 0) -> Array:
-    """Return a rank's array for a key in the step of that number."""
-    base = _pattern(key.shape, key.dtype)
-    array: Array = base + base.dtype.type(1 + 3 * rank + number % 7 + item)
-    if key.op == "avg":
-        array *= 12  # 1 to 4 ranks divide the number exactly
-    return np.asarray(array)
-
-
-def vector(rank: int, number: int, size: int, dtype: str = "f8") -> Array:
-    """Return a rank's array for a verb without keys."""
-    return payload(KeyPlan("", (size,), dtype), rank, number)
-
-
-def combined(arrays: Sequence[Array], op: str) -> Array:
-    """Combine arrays; an average adds them."""
-    return np.asarray(_OPS[op](np.stack(arrays), axis=0), arrays[0].dtype)
 
 
 class State(NamedTuple):
@@ -103,17 +73,14 @@ class Model:
     ) -> None:
         """Reduce the arrays of some ranks; an average is over `among` ranks, or over all."""
         given = [payload(key, rank, number, item) for rank in ranks for item in range(arrays)]
-        total = combined(given, key.op)
-        if key.op == "avg":
-            total = total / total.dtype.type(among or self.size)
-        self.fold(key.key, total)
+        self.fold(key.key, reduced(given, key.op, among or self.size))
 
     def fold(self, name: str, total: Array) -> None:
         """Update a key by the reduction of a push."""
         if self.sgd is not None:
             self._descend(name, total, self.sgd)
         elif self.plan.adds:
-            self.values[name] = self.values[name] + total
+            self.values[name] = np.asarray(self.values[name] + total)
         else:
             self.values[name] = total
 

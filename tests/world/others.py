@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.world import plan as p
 from tests.world.actions import runs
-from tests.world.model import combined, vector
+from tests.world.arrays import reduced, vector
 from tests.world.player import Player, Store
 
 
@@ -26,15 +26,16 @@ def barrier(player: Player, store: Store, step: p.Barrier) -> None:
 
 @runs(p.AllReduce)
 def allreduce(player: Player, store: Store, step: p.AllReduce) -> None:
-    given = [vector(rank, player.number, step.size, step.dtype) for rank in range(player.size)]
-    found = store.kv.allreduce(player.given(given[player.rank]), step.op)
-    player.same(store, "allreduce", found, combined(given, step.op))
+    kind, number = (step.size, step.dtype, step.op), player.number
+    given = [vector(rank, number, *kind) for rank in range(player.size)]
+    found = store.kv.allreduce(player.given(given[player.rank].copy()), step.op)
+    player.same(store, "allreduce", found, reduced(given, step.op, player.size))
 
 
 @runs(p.AllGather)
 def allgather(player: Player, store: Store, step: p.AllGather) -> None:
     given = [vector(rank, player.number, step.size) for rank in range(player.size)]
-    found = store.kv.allgather(player.given(given[player.rank]))
+    found = store.kv.allgather(player.given(given[player.rank].copy()))
     player.same(store, "allgather", found, np.stack(given))
 
 

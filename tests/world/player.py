@@ -12,7 +12,8 @@ import numpy as np
 import ncclkv
 from ncclkv.comm import world
 from tests.world import plan as p
-from tests.world.model import Array, Model, State
+from tests.world.arrays import Array
+from tests.world.model import Model, State
 from tests.world.twin import Twin, optimizer
 
 

@@ -17,7 +17,7 @@ from tests.nccl.standin.faults import Faults
 from tests.nccl.standin.stores import StandInStores
 from tests.nccl.standin.worker import Worker, worker_of_thread
 from tests.world import plan
-from tests.world.model import Array
+from tests.world.arrays import Array
 from tests.world.play import play
 from tests.world.player import Player, Store
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.world import faults, model, plan
+from tests.world import arrays, faults, plan
 from tests.world.draw import Draw, draw
 from tests.world.faults import DEATHS, FAULTS, Fault, break_program
 from tests.world.oracle import reverse_verdict, run, verdict
@@ -77,7 +77,7 @@ def test_a_wrong_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         timeout=10.0,
     )
     assert not verdict(run(program))
-    monkeypatch.setitem(model._OPS, "sum", lambda *args, **kw: right(*args, **kw) + 1)
+    monkeypatch.setitem(arrays._OPS, "sum", lambda *args, **kw: right(*args, **kw) + 1)
     complaint = verdict(run(program))
     assert "WrongValue: rank 0, step 1, store 0, key 'a'" in complaint
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 import ncclkv
-from tests.world.model import Array, Model, State
+from tests.world.arrays import Array
+from tests.world.model import Model, State
 from tests.world.plan import KeyPlan, Other, StorePlan
 
 
