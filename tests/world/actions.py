@@ -28,7 +28,7 @@ def runs(kind: type[p.Call]) -> Callable[[Action], Action]:
     return note
 
 
-def names(keys: list[p.KeyPlan]) -> list[str]:
+def names(keys: list[p.KeyPlan]) -> list[p.Key]:
     return [key.key for key in keys]
 
 

@@ -56,7 +56,7 @@ class Draw:
         return tuple(self.shuffled(found) if self._random() < 0.3 else found)
 
 
-NAMES = ("a", "b", "c", "d")
+NAMES: tuple[p.Keys, ...] = (("a", "b", "c", "d"), ("a", "b", "c", "d"), (3, 0, 11, 7))
 SIZES = ((3,), (1,), (), (2, 3), (0,), (300,), (9000,))
 DTYPES = ("f4", "f8", "i8", "i4", "f4", "f8", "i8", "f2", "c8", "c16", "i1", "u1", "?")
 OPS = ("sum", "sum", "sum", "max", "min", "prod")
@@ -126,7 +126,7 @@ def _store(draws: Draw, timeout: float) -> p.StorePlan:
     kinds = _kinds(draws, rule)
     keys = tuple(
         p.KeyPlan(name, draws.weighted(SIZES, SIZE_WEIGHTS), *draws.pick(kinds))
-        for name in NAMES[: draws.pick((1, 2, 3, 4))]
+        for name in draws.pick(NAMES)[: draws.pick((1, 2, 3, 4))]
     )
     chosen: p.Sgd | p.Other | None = None
     if rule == "other":
@@ -163,6 +163,11 @@ def _kinds(draws: Draw, rule: str) -> list[tuple[str, str]]:
     return kinds
 
 
+def further(store: p.StorePlan, number: int) -> p.Key:
+    """Return a key of that number, from 0 to 9, that a store does not have from the beginning."""
+    return 20 + number if isinstance(store.keys[0].key, int) else f"n{number}"
+
+
 def takes(dtype: str, op: str) -> bool:
     """Return whether stores have an op for a dtype."""
     kind = np.dtype(dtype).kind
@@ -187,7 +192,7 @@ class _Context:
     size : int
     store : int
     plan : StorePlan
-    keys : list of str
+    keys : list of int or str
     others : list of int
         The other stores.
     busy : float
@@ -204,10 +209,10 @@ class _Context:
         self.others = [number for number in range(len(stores)) if number != store]
         self.busy = busy
 
-    def some(self) -> tuple[str, ...]:
+    def some(self) -> p.Keys:
         return self.draws.some(self.keys)
 
-    def without(self, keys: tuple[str, ...]) -> p.Pairs:
+    def without(self, keys: p.Keys) -> p.Pairs:
         """Draw ranks that do not push keys."""
         pairs = [(rank, key) for rank in range(self.size) for key in keys]
         return tuple(pair for pair in pairs if self.draws.chance(0.3))
@@ -219,7 +224,7 @@ class _Context:
 def _init(c: _Context) -> p.Step:
     if c.plan.optimizer is not None:
         return p.Barrier(c.store)
-    name = "n" + str(c.draws.below(3))
+    name = further(c.plan, c.draws.below(3))
     dtype, op = _kinds(c.draws, "adds" if c.plan.adds else "none")[0]
     return p.Init(c.store, (p.KeyPlan(name, c.draws.pick(SIZES), dtype, op),))
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.world.arrays import Array, payload, reduced
-from tests.world.plan import KeyPlan, Sgd, StorePlan
+from tests.world.plan import Key, KeyPlan, Sgd, StorePlan
 
 # Two roundings a step: those of the store, which holds weights of f4 in f4, differ from NumPy's.
 _TOLERANCE = {"f4": 1e-4, "f8": 1e-10}
@@ -21,9 +21,9 @@ _TOLERANCE = {"f4": 1e-4, "f8": 1e-10}
 class State(NamedTuple):
     """A store's contents, as a checkpoint holds them."""
 
-    values: dict[str, Array]
-    momenta: dict[str, Array]
-    counts: dict[str, int]
+    values: dict[Key, Array]
+    momenta: dict[Key, Array]
+    counts: dict[Key, int]
     rate: float
 
 
@@ -33,29 +33,29 @@ class Model:
     Attributes
     ----------
     plan : StorePlan
-    keys : dict of str to KeyPlan
+    keys : dict of key to KeyPlan
         The keys that have a value.
-    values : dict of str to array
+    values : dict of key to array
     rounds : bool
         Whether values may differ from the store's by roundings.
     sgd : Sgd or None
     rate : float
         The learning rate now.
-    pending : set of str
+    pending : set of keys
         Keys that the store may still have to reduce before they can be pushed again.
     """
 
     def __init__(self, plan: StorePlan, size: int) -> None:
         self.plan = plan
         self.size = size
-        self.keys: dict[str, KeyPlan] = {}
-        self.values: dict[str, Array] = {}
-        self.pending: set[str] = set()
+        self.keys: dict[Key, KeyPlan] = {}
+        self.values: dict[Key, Array] = {}
+        self.pending: set[Key] = set()
         self.rounds = plan.optimizer is not None
         self.sgd = plan.optimizer if isinstance(plan.optimizer, Sgd) else None
         self.rate = self.sgd.learning_rate if self.sgd else 0.0
-        self._momenta: dict[str, Array] = {}
-        self._counts: dict[str, int] = {}
+        self._momenta: dict[Key, Array] = {}
+        self._counts: dict[Key, int] = {}
         self.init(plan.keys)
 
     def init(self, keys: Iterable[KeyPlan]) -> None:
@@ -64,7 +64,7 @@ class Model:
             self.keys[key.key] = key
             self.values[key.key] = np.zeros(key.shape, key.dtype)
 
-    def known(self, names: Iterable[str]) -> list[KeyPlan]:
+    def known(self, names: Iterable[Key]) -> list[KeyPlan]:
         """Return the plans of those keys that have a value."""
         return [self.keys[name] for name in names if name in self.keys]
 
@@ -75,7 +75,7 @@ class Model:
         given = [payload(key, rank, number, item) for rank in ranks for item in range(arrays)]
         self.fold(key.key, reduced(given, key.op, among or self.size))
 
-    def fold(self, name: str, total: Array) -> None:
+    def fold(self, name: Key, total: Array) -> None:
         """Update a key by the reduction of a push."""
         if self.sgd is not None:
             self._descend(name, total, self.sgd)
@@ -84,7 +84,7 @@ class Model:
         else:
             self.values[name] = total
 
-    def _descend(self, name: str, total: Array, sgd: Sgd) -> None:
+    def _descend(self, name: Key, total: Array, sgd: Sgd) -> None:
         weight = self.values[name].astype("f8")
         change = -self.learning_rate(name, sgd) * (total.astype("f8") + sgd.wd * weight)
         if sgd.momentum:
@@ -92,7 +92,7 @@ class Model:
             self._momenta[name] = change
         self.values[name] = (weight + change).astype(self.keys[name].dtype)
 
-    def learning_rate(self, name: str, sgd: Sgd) -> float:
+    def learning_rate(self, name: Key, sgd: Sgd) -> float:
         """Count an update of a key, and return its learning rate."""
         self._counts[name] = self._counts.get(name, 0) + 1
         if sgd.halved_after:
@@ -122,7 +122,7 @@ class Model:
         self.values, self._momenta = dict(state.values), dict(state.momenta)
         self._counts, self.rate = dict(state.counts), state.rate
 
-    def agrees(self, name: str, found: Array) -> bool:
+    def agrees(self, name: Key, found: Array) -> bool:
         """Return whether an array is the value of a key."""
         wanted = self.values[name]
         if not self.rounds:

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-Pairs = tuple[tuple[int, str], ...]
+Key = int | str
+"""A key; all keys of a store are of one kind."""
+
+Keys = tuple[Key, ...]
+
+Pairs = tuple[tuple[int, Key], ...]
 """Ranks and keys."""
 
 
@@ -28,7 +33,7 @@ class Plain:
 class KeyPlan(Plain):
     """A key, which `init` gives zeros."""
 
-    key: str
+    key: Key
     shape: tuple[int, ...] = (3,)
     dtype: str = "f8"
     op: str = "sum"
@@ -140,11 +145,11 @@ class Push(Call):
 
     Attributes
     ----------
-    without : tuple of (int, str)
+    without : tuple of (int, key)
         Ranks that do not push a key, where the store takes that.
     """
 
-    keys: tuple[str, ...]
+    keys: Keys
     without: Pairs = ()
     single: bool = False
     arrays: int = 1
@@ -155,7 +160,7 @@ class Push(Call):
 class PushNonFinite(Call):
     """A rank pushes NaN, where the store refuses or skips NaN."""
 
-    keys: tuple[str, ...]
+    keys: Keys
     rank: int
 
 
@@ -163,13 +168,13 @@ class PushNonFinite(Call):
 class Pull(Call):
     """Pull keys, into arrays of the program or new ones."""
 
-    keys: tuple[str, ...]
+    keys: Keys
     out: bool = False
 
 
 @dataclass(frozen=True, repr=False)
 class PushPull(Call):
-    keys: tuple[str, ...]
+    keys: Keys
     out: bool = True
     priority: int = 0
 
@@ -186,8 +191,8 @@ class Group(Call):
         Whether the program then goes on; the pushes are dropped.
     """
 
-    pushes: tuple[str, ...]
-    pulls: tuple[str, ...]
+    pushes: Keys
+    pulls: Keys
     fails: tuple[int, ...] = ()
     caught: bool = False
 
@@ -210,7 +215,7 @@ class Overlap(Call):
         Ranks whose program raises `OnPurpose` at the end of the block.
     """
 
-    keys: tuple[str, ...]
+    keys: Keys
     without: Pairs = ()
     zeros: bool = False
     turn: int = 0
@@ -230,7 +235,7 @@ class Uneven(Call):
         Ranks whose program raises `OnPurpose` at the end of the block.
     """
 
-    keys: tuple[str, ...]
+    keys: Keys
     batches: tuple[int, ...]
     pulls: bool = False
     fails: tuple[int, ...] = ()
@@ -238,19 +243,19 @@ class Uneven(Call):
 
 @dataclass(frozen=True, repr=False)
 class Reset(Call):
-    keys: tuple[str, ...]
+    keys: Keys
 
 
 @dataclass(frozen=True, repr=False)
 class Broadcast(Call):
-    keys: tuple[str, ...]
+    keys: Keys
 
 
 @dataclass(frozen=True, repr=False)
 class Wait(Call):
     """Wait for keys, or for all."""
 
-    keys: tuple[str, ...] = ()
+    keys: Keys = ()
 
 
 @dataclass(frozen=True, repr=False)

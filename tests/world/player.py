@@ -152,7 +152,7 @@ class Player:
         if self.rank in ranks:
             raise OnPurpose(f"rank {self.rank} fails on purpose")
 
-    def compare(self, store: Store, key: str, found: Any) -> None:
+    def compare(self, store: Store, key: p.Key, found: Any) -> None:
         """Fail unless an array is the value of a key."""
         array = self.numbers(found)
         if not store.spoilt and not store.model.agrees(key, array):

@@ -111,3 +111,17 @@ def test_seconds_are_the_same_on_every_python() -> None:
 def test_a_program_printed_is_its_source(seed: int) -> None:
     program = draw(seed, 2, 20)
     assert eval(repr(program), vars(plan)) == program
+
+
+def test_a_store_has_keys_of_one_kind_also_further_ones() -> None:
+    found = set()
+    for seed in range(60):
+        program, _ = break_program(draw(seed, 2, 8), Draw(seed))
+        steps = [step.step if isinstance(step, plan.Only) else step for step in program.steps]
+        for number, store in enumerate(program.stores):
+            added = [s.keys for s in steps if isinstance(s, plan.Init) and s.store == number]
+            keys = [each.key for several in (store.keys, *added) for each in several]
+            kinds = {type(key) for key in keys}
+            assert len(kinds) == 1
+            found |= kinds
+    assert found == {int, str}
