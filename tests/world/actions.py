@@ -11,6 +11,7 @@ from ncclkv import concurrency
 from ncclkv.errors import NonFinite
 from tests.world import plan as p
 from tests.world.arrays import payload
+from tests.world.layouts import CASTS
 from tests.world.player import OnPurpose, Player, Store
 
 Action = Callable[[Player, Store, Any], None]
@@ -32,19 +33,28 @@ def names(keys: list[p.KeyPlan]) -> list[p.Key]:
     return [key.key for key in keys]
 
 
-def arrays(player: Player, keys: list[p.KeyPlan]) -> list[Any]:
+def arrays(
+    player: Player, keys: list[p.KeyPlan], layout: str = "plain", item: int = 0
+) -> list[Any]:
     """Return this rank's arrays for keys in the present step."""
-    return [array(player, key) for key in keys]
+    numbers = [payload(key, player.rank, player.number, item) for key in keys]
+    return player.placed(numbers, layout, f"value {item}")
 
 
-def array(player: Player, key: p.KeyPlan, item: int = 0) -> Any:
-    """Return an array of this rank for a key in the present step."""
-    return player.given(payload(key, player.rank, player.number, item).copy())
-
-
-def outs(player: Player, keys: list[p.KeyPlan]) -> list[Any]:
+def outs(
+    player: Player, keys: list[p.KeyPlan], layout: str = "plain", *, cast: bool = False
+) -> list[Any]:
     """Return arrays to write, full of a number that no key has."""
-    return [player.given(np.full(key.shape, 77, key.dtype)) for key in keys]
+    dtypes = [CASTS[key.dtype] if cast else key.dtype for key in keys]
+    numbers = [np.full(key.shape, 77, dtype) for key, dtype in zip(keys, dtypes, strict=True)]
+    return player.placed(numbers, layout, "out")
+
+
+def write_again(values: list[Any]) -> None:
+    """Write to the program's arrays on the host, as a program may once a push has returned."""
+    for value in values:
+        if isinstance(value, np.ndarray):
+            value[...] = 1
 
 
 def pushers(key: p.KeyPlan, without: p.Pairs, size: int) -> list[int]:
@@ -53,7 +63,11 @@ def pushers(key: p.KeyPlan, without: p.Pairs, size: int) -> list[int]:
 
 
 def compare(player: Player, store: Store, keys: list[p.KeyPlan], found: list[Any]) -> None:
-    for key, each in zip(keys, found, strict=True):
+    """Compare arrays with the values of keys; one array for several keys has the last one's."""
+    order = store.model.order()
+    pairs = sorted(zip(keys, found, strict=True), key=lambda pair: order.index(pair[0].key))
+    last = {id(each): (key, each) for key, each in pairs}
+    for key, each in last.values():
         player.compare(store, key.key, each)
 
 
@@ -75,14 +89,15 @@ def push(player: Player, store: Store, step: p.Push) -> None:
     without = step.without if zeros else ()
     ranks = {key.key: pushers(key, without, player.size) for key in keys}
     mine = [key for key in keys if player.rank in ranks[key.key]]
-    values: list[Any] = arrays(player, mine)
-    if step.arrays == 2:
-        values = [[value, array(player, key, 1)] for key, value in zip(mine, values, strict=True)]
+    given = [arrays(player, mine, step.layout, item) for item in range(step.arrays)]
+    values = given[0] if step.arrays == 1 else [list(each) for each in zip(*given, strict=True)]
     if step.single:
         for key, value in zip(mine, values, strict=True):
             store.kv.push(key.key, value, priority=step.priority)
     elif mine:
         store.kv.push(names(mine), values, priority=step.priority)
+    for several in given:
+        write_again(several)
     for key in keys:
         model.push(key, player.number, ranks[key.key], arrays=step.arrays)
     if zeros:
@@ -118,7 +133,7 @@ def pull(player: Player, store: Store, step: p.Pull) -> None:
     if not keys:
         return
     if step.out:
-        found = outs(player, keys)
+        found = outs(player, keys, step.layout, cast=step.cast)
         store.kv.pull(names(keys), out=found)
     else:
         found = store.kv.pull(names(keys))
@@ -133,8 +148,8 @@ def push_pull(player: Player, store: Store, step: p.PushPull) -> None:
         return
     if store.model.pending & set(names(keys)):
         store.flush()
-    values = arrays(player, keys)
-    found = outs(player, keys) if step.out else values
+    values = arrays(player, keys, step.layout)
+    found = outs(player, keys, step.layout, cast=step.cast) if step.out else values
     out = found if step.out else None
     store.kv.pushpull(names(keys), values, out=out, priority=step.priority)
     push_all(player, store, keys)
@@ -154,8 +169,10 @@ def group(player: Player, store: Store, step: p.Group) -> None:
     found = outs(player, read)
     try:
         with store.kv.group():
-            for key, value in zip(keys, arrays(player, keys), strict=True):
+            values = arrays(player, keys, step.layout)
+            for key, value in zip(keys, values, strict=True):
                 store.kv.push(key.key, value)
+            write_again(values)
             for key, out in zip(read, found, strict=True):
                 store.kv.pull(key.key, out=out)
             player.fail(step.fails)
@@ -182,8 +199,10 @@ def overlap(player: Player, store: Store, step: p.Overlap) -> None:
         mine = []
 
     def work() -> None:
-        for key, value in zip(mine, arrays(player, mine), strict=True):
+        values = arrays(player, mine, step.layout)
+        for key, value in zip(mine, values, strict=True):
             store.kv.push(key.key, value)
+        write_again(values)
 
     with store.kv.overlap(names(keys), missing="zeros" if step.zeros else "error"):
         if player.rank in step.threads:
@@ -231,7 +250,9 @@ def uneven(player: Player, store: Store, step: p.Uneven) -> None:
             active = [rank for rank in range(player.size) if batches[rank] > batch]
             player.number = begin + batch
             if player.rank in active:
-                store.kv.push(names(keys), arrays(player, keys))
+                values = arrays(player, keys)
+                store.kv.push(names(keys), values)
+                write_again(values)
             for key in keys:
                 store.model.push(key, player.number, active, among=len(active))
             if player.rank in active:
@@ -248,7 +269,9 @@ def reset(player: Player, store: Store, step: p.Reset) -> None:
     keys = store.model.known(step.keys)
     if keys:
         store.flush()
-        store.kv.reset(names(keys), arrays(player, keys))
+        values = arrays(player, keys, step.layout)
+        store.kv.reset(names(keys), values)
+        write_again(values)
         for key in keys:
             store.model.reset(key, player.number)
 
@@ -258,8 +281,8 @@ def broadcast(player: Player, store: Store, step: p.Broadcast) -> None:
     keys = store.model.known(step.keys)
     if keys:
         store.flush()
-        found = outs(player, keys)
-        store.kv.broadcast(names(keys), arrays(player, keys), out=found)
+        values, found = (make(player, keys, step.layout) for make in (arrays, outs))
+        store.kv.broadcast(names(keys), values, out=found)
         for key in keys:
             store.model.reset(key, player.number)
         compare(player, store, keys, found)

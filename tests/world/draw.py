@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from tests.world import plan as p
+from tests.world.layouts import LAYOUTS
 
 T = TypeVar("T")
 
@@ -217,6 +218,9 @@ class _Context:
         pairs = [(rank, key) for rank in range(self.size) for key in keys]
         return tuple(pair for pair in pairs if self.draws.chance(0.3))
 
+    def layout(self) -> str:
+        return self.draws.pick(LAYOUTS) if self.draws.chance(0.5) else "plain"
+
     def rank(self) -> int:
         return self.draws.below(self.size)
 
@@ -234,13 +238,29 @@ def _push(c: _Context) -> p.Step:
     without = c.without(keys) if c.plan.missing == "zeros" else ()
     arrays = 2 if c.draws.chance(0.15) else 1
     return p.Push(
-        c.store, keys, without, c.draws.chance(0.4), arrays, c.draws.pick((0, 0, 0, 1, -1))
+        c.store,
+        keys,
+        without,
+        c.draws.chance(0.4),
+        arrays,
+        c.draws.pick((0, 0, 0, 1, -1)),
+        c.layout(),
     )
+
+
+def _pull(c: _Context) -> p.Step:
+    out, cast = c.draws.chance(0.5), c.draws.chance(0.2)
+    return p.Pull(c.store, c.some(), out, c.layout() if out else "plain", out and cast)
+
+
+def _push_pull(c: _Context) -> p.Step:
+    out, cast = c.draws.chance(0.7), c.draws.chance(0.2)
+    return p.PushPull(c.store, c.some(), out, 0, c.layout(), out and cast)
 
 
 def _group(c: _Context) -> p.Step:
     fails = tuple(range(c.size)) if c.draws.chance(0.1) else ()
-    return p.Group(c.store, c.some(), c.some(), fails, bool(fails))
+    return p.Group(c.store, c.some(), c.some(), fails, bool(fails), c.layout())
 
 
 def _overlap(c: _Context) -> p.Step:
@@ -248,7 +268,8 @@ def _overlap(c: _Context) -> p.Step:
     without = c.without(keys) if zeros else ()
     threads = tuple(rank for rank in range(c.size) if c.draws.chance(0.25))
     inside = c.draws.pick(c.others) if c.others and c.draws.chance(0.3) else None
-    return p.Overlap(c.store, keys, without, zeros, c.draws.below(3), threads, inside)
+    turn, layout = c.draws.below(3), c.layout()
+    return p.Overlap(c.store, keys, without, zeros, turn, threads, inside, layout=layout)
 
 
 def _uneven(c: _Context) -> p.Step:
@@ -259,7 +280,8 @@ def _uneven(c: _Context) -> p.Step:
 def _allreduce(c: _Context) -> p.Step:
     dtype = c.draws.pick(DTYPES)
     ops = [op for op in (*OPS, "avg") if takes(dtype, op)]
-    return p.AllReduce(c.store, c.draws.pick((1, 1, 40, 5000)), dtype, c.draws.pick(ops))
+    size, layout = c.draws.pick((1, 1, 40, 5000)), c.layout()
+    return p.AllReduce(c.store, size, dtype, c.draws.pick(ops), layout, c.draws.chance(0.3))
 
 
 def _busy(c: _Context) -> p.Step:
@@ -268,14 +290,14 @@ def _busy(c: _Context) -> p.Step:
 
 KINDS: list[tuple[Callable[[_Context], p.Step], float]] = [
     (_push, 10),
-    (lambda c: p.Pull(c.store, c.some(), c.draws.chance(0.5)), 5),
-    (lambda c: p.PushPull(c.store, c.some(), c.draws.chance(0.7)), 5),
+    (_pull, 5),
+    (_push_pull, 5),
     (_group, 3),
     (_overlap, 5),
     (_uneven, 2),
     (lambda c: p.PushNonFinite(c.store, c.some(), c.rank()), 1),
-    (lambda c: p.Reset(c.store, c.some()), 1.5),
-    (lambda c: p.Broadcast(c.store, c.some()), 1),
+    (lambda c: p.Reset(c.store, c.some(), c.layout()), 1.5),
+    (lambda c: p.Broadcast(c.store, c.some(), c.layout()), 1),
     (_init, 1),
     (lambda c: p.Wait(c.store, c.draws.pick(((), c.some()))), 2),
     (lambda c: p.Barrier(c.store), 2.5),

@@ -18,6 +18,12 @@ from tests.world.plan import Key, KeyPlan, Sgd, StorePlan
 _TOLERANCE = {"f4": 1e-4, "f8": 1e-10}
 
 
+def by_op(keys: Sequence[KeyPlan]) -> list[tuple[str, list[KeyPlan]]]:
+    """Return keys in the order of their initialisation, those of each op in a call."""
+    ops = dict.fromkeys(key.op for key in keys)
+    return [(op, [key for key in keys if key.op == op]) for op in ops]
+
+
 class State(NamedTuple):
     """A store's contents, as a checkpoint holds them."""
 
@@ -60,9 +66,14 @@ class Model:
 
     def init(self, keys: Iterable[KeyPlan]) -> None:
         """Give keys zeros."""
-        for key in keys:
-            self.keys[key.key] = key
-            self.values[key.key] = np.zeros(key.shape, key.dtype)
+        for _, some in by_op(list(keys)):
+            for key in some:
+                self.keys[key.key] = key
+                self.values[key.key] = np.zeros(key.shape, key.dtype)
+
+    def order(self) -> list[Key]:
+        """Return all keys in the order of updates: by number, or as they were initialised."""
+        return sorted(self.keys, key=lambda key: key if isinstance(key, int) else 0)
 
     def known(self, names: Iterable[Key]) -> list[KeyPlan]:
         """Return the plans of those keys that have a value."""
@@ -124,10 +135,10 @@ class Model:
 
     def agrees(self, name: Key, found: Array) -> bool:
         """Return whether an array is the value of a key."""
-        wanted = self.values[name]
+        wanted = self.values[name].astype(found.dtype)
         if not self.rounds:
             return bool(np.array_equal(found, wanted))
-        near = _TOLERANCE[self.keys[name].dtype]
+        near = max(_TOLERANCE[dtype] for dtype in (self.keys[name].dtype, found.dtype.str[1:]))
         return found.shape == wanted.shape and bool(
             np.all(np.abs(found - wanted) <= near * (1 + np.abs(wanted)))
         )

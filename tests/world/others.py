@@ -28,7 +28,9 @@ def barrier(player: Player, store: Store, step: p.Barrier) -> None:
 def allreduce(player: Player, store: Store, step: p.AllReduce) -> None:
     kind, number = (step.size, step.dtype, step.op), player.number
     given = [vector(rank, number, *kind) for rank in range(player.size)]
-    found = store.kv.allreduce(player.given(given[player.rank].copy()), step.op)
+    value = player.placed([given[player.rank]], step.layout, "value")[0]
+    found = store.kv.allreduce(value, step.op, out=value if step.out else None)
+    found = value if step.out else found
     player.same(store, "allreduce", found, reduced(given, step.op, player.size))
 
 

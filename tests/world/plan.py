@@ -145,6 +145,8 @@ class Push(Call):
 
     Attributes
     ----------
+    layout : str
+        One of `layouts.LAYOUTS`, in this step and in others.
     without : tuple of (int, key)
         Ranks that do not push a key, where the store takes that.
     """
@@ -154,6 +156,7 @@ class Push(Call):
     single: bool = False
     arrays: int = 1
     priority: int = 0
+    layout: str = "plain"
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,10 +169,12 @@ class PushNonFinite(Call):
 
 @dataclass(frozen=True, repr=False)
 class Pull(Call):
-    """Pull keys, into arrays of the program or new ones."""
+    """Pull keys, into arrays of the program, perhaps of another dtype, or into new ones."""
 
     keys: Keys
     out: bool = False
+    layout: str = "plain"
+    cast: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -177,6 +182,8 @@ class PushPull(Call):
     keys: Keys
     out: bool = True
     priority: int = 0
+    layout: str = "plain"
+    cast: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -195,6 +202,7 @@ class Group(Call):
     pulls: Keys
     fails: tuple[int, ...] = ()
     caught: bool = False
+    layout: str = "plain"
 
 
 @dataclass(frozen=True, repr=False)
@@ -223,6 +231,7 @@ class Overlap(Call):
     inside: int | None = None
     forgets: tuple[int, ...] = ()
     fails: tuple[int, ...] = ()
+    layout: str = "plain"
 
 
 @dataclass(frozen=True, repr=False)
@@ -244,11 +253,13 @@ class Uneven(Call):
 @dataclass(frozen=True, repr=False)
 class Reset(Call):
     keys: Keys
+    layout: str = "plain"
 
 
 @dataclass(frozen=True, repr=False)
 class Broadcast(Call):
     keys: Keys
+    layout: str = "plain"
 
 
 @dataclass(frozen=True, repr=False)
@@ -265,9 +276,13 @@ class Barrier(Call):
 
 @dataclass(frozen=True, repr=False)
 class AllReduce(Call):
+    """Reduce an array without a key, into itself or a new one."""
+
     size: int = 1
     dtype: str = "f8"
     op: str = "sum"
+    layout: str = "plain"
+    out: bool = False
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -13,7 +15,8 @@ import ncclkv
 from ncclkv.comm import world
 from tests.world import plan as p
 from tests.world.arrays import Array
-from tests.world.model import Model, State
+from tests.world.layouts import laid_out
+from tests.world.model import Model, State, by_op
 from tests.world.twin import Twin, optimizer
 
 
@@ -85,6 +88,7 @@ class Player:
         self.size = program.size
         self.number = 0
         self.stores: dict[int, Store] = {}
+        self._kept: defaultdict[str, dict[Any, Array]] = defaultdict(dict)
         self._stack = stack
         self._files = files
 
@@ -124,6 +128,10 @@ class Player:
         """Return an array as the program gives it to a store."""
         return array
 
+    def placed(self, arrays: Sequence[Array], layout: str, use: str) -> list[Any]:
+        """Return copies of arrays in a layout as the program gives them to a store for a use."""
+        return [self.given(each) for each in laid_out(arrays, layout, self._kept[use])]
+
     def numbers(self, found: Any) -> Array:
         """Return the numbers of a store's array."""
         return np.asarray(found)
@@ -135,8 +143,7 @@ class Player:
 
     def init(self, store: Store, keys: tuple[p.KeyPlan, ...]) -> None:
         """Give keys zeros, in one call for each op."""
-        for op in dict.fromkeys(key.op for key in keys):
-            some = [key for key in keys if key.op == op]
+        for op, some in by_op(keys):
             zeros = [np.zeros(key.shape, key.dtype) for key in some]
             store.kv.init([key.key for key in some], zeros, op=op)
 

@@ -73,7 +73,7 @@ class StandInPlayer(Player):
 
     def given(self, array: Array) -> Any:
         """Return the array, or a new array on the device, which its stream fills."""
-        return array if draw() < 0.2 else self._streams.put(array)
+        return array if draw() < 0.2 else self._streams.put(array.copy())
 
     def numbers(self, found: Any) -> Array:
         """Return an array's numbers, which the current stream or another copies to the host."""
