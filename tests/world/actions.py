@@ -84,7 +84,8 @@ def init(player: Player, store: Store, step: p.Init) -> None:
 def push(player: Player, store: Store, step: p.Push) -> None:
     model, keys = store.model, store.model.known(step.keys)
     zeros = model.plan.missing == "zeros"
-    if zeros and model.pending & set(names(keys)):
+    # A flush of earlier pushes takes the learning rate of its time.
+    if zeros and (step.rate is not None or model.pending & set(names(keys))):
         store.flush()
     without = step.without if zeros else ()
     ranks = {key.key: pushers(key, without, player.size) for key in keys}
@@ -98,10 +99,13 @@ def push(player: Player, store: Store, step: p.Push) -> None:
         store.kv.push(names(mine), values, priority=step.priority)
     for several in given:
         write_again(several)
-    for key in keys:
-        model.push(key, player.number, ranks[key.key], arrays=step.arrays)
+    rate = store.change(step.rate)
     if zeros:
         model.pending.update(names(keys))
+        model.rate = rate
+    for key in keys:
+        model.push(key, player.number, ranks[key.key], arrays=step.arrays)
+    model.rate = rate
 
 
 @runs(p.PushNonFinite)
@@ -175,6 +179,7 @@ def group(player: Player, store: Store, step: p.Group) -> None:
             write_again(values)
             for key, out in zip(read, found, strict=True):
                 store.kv.pull(key.key, out=out)
+            store.model.rate = store.change(step.rate)
             player.fail(step.fails)
     except OnPurpose:
         if step.caught:
@@ -213,11 +218,14 @@ def overlap(player: Player, store: Store, step: p.Overlap) -> None:
         if other is not None and other is not store:
             total = other.kv.allreduce(float(player.rank))
             player.same(other, "allreduce inside", total, np.float64(sum(range(player.size))))
+        rate = store.change(step.rate)
         player.fail(step.fails)
-    for key in keys:
-        store.model.push(key, player.number, ranks[key.key])
     if store.model.plan.missing == "zeros":
         store.model.pending.update(names(keys))
+        store.model.rate = rate  # such a store reduces nothing in the block
+    for key in keys:
+        store.model.push(key, player.number, ranks[key.key])
+    store.model.rate = rate
 
 
 def in_thread(work: Callable[[], None]) -> None:

@@ -61,6 +61,7 @@ NAMES: tuple[p.Keys, ...] = (("a", "b", "c", "d"), ("a", "b", "c", "d"), (3, 0, 
 SIZES = ((3,), (1,), (), (2, 3), (0,), (300,), (9000,))
 DTYPES = ("f4", "f8", "i8", "i4", "f4", "f8", "i8", "f2", "c8", "c16", "i1", "u1", "?")
 OPS = ("sum", "sum", "sum", "max", "min", "prod")
+RATES = (0.5, 0.25, 0.125)
 OPTIMIZERS = ("adam", "lamb", "lars", "nag", "rmsprop", "signum")
 THREADED = 0.4
 """The part of the programs with calls that threads make for their ranks."""
@@ -177,7 +178,7 @@ def takes(dtype: str, op: str) -> bool:
 
 def _sgd(draws: Draw, *, scheduled: bool = False) -> p.Sgd:
     return p.Sgd(
-        draws.pick((0.5, 0.25, 0.125)),
+        draws.pick(RATES),
         draws.pick((0.0, 0.0, 0.5)),
         draws.pick((0.0, 0.0, 0.25)),
         draws.pick((0, 1, 2)) if scheduled else 0,
@@ -221,6 +222,12 @@ class _Context:
     def layout(self) -> str:
         return self.draws.pick(LAYOUTS) if self.draws.chance(0.5) else "plain"
 
+    def rate(self) -> float | None:
+        """Draw a change of the learning rate inside a step."""
+        if self.plan.optimizer is None or not self.draws.chance(0.4):
+            return None
+        return self.draws.pick(RATES)
+
     def rank(self) -> int:
         return self.draws.below(self.size)
 
@@ -245,6 +252,7 @@ def _push(c: _Context) -> p.Step:
         arrays,
         c.draws.pick((0, 0, 0, 1, -1)),
         c.layout(),
+        c.rate(),
     )
 
 
@@ -260,7 +268,7 @@ def _push_pull(c: _Context) -> p.Step:
 
 def _group(c: _Context) -> p.Step:
     fails = tuple(range(c.size)) if c.draws.chance(0.1) else ()
-    return p.Group(c.store, c.some(), c.some(), fails, bool(fails), c.layout())
+    return p.Group(c.store, c.some(), c.some(), fails, bool(fails), c.layout(), c.rate())
 
 
 def _overlap(c: _Context) -> p.Step:
@@ -269,7 +277,9 @@ def _overlap(c: _Context) -> p.Step:
     threads = tuple(rank for rank in range(c.size) if c.draws.chance(0.25))
     inside = c.draws.pick(c.others) if c.others and c.draws.chance(0.3) else None
     turn, layout = c.draws.below(3), c.layout()
-    return p.Overlap(c.store, keys, without, zeros, turn, threads, inside, layout=layout)
+    return p.Overlap(
+        c.store, keys, without, zeros, turn, threads, inside, layout=layout, rate=c.rate()
+    )
 
 
 def _uneven(c: _Context) -> p.Step:

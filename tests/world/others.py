@@ -58,17 +58,16 @@ def allgather_object(player: Player, store: Store, step: p.AllGatherObject) -> N
 @runs(p.SetOptimizer)
 def set_optimizer(player: Player, store: Store, step: p.SetOptimizer) -> None:
     if store.model.sgd is not None:
-        store.flush()
-        store.use(step.optimizer)
+        store.use(step.optimizer)  # flushes earlier pushes by the optimizer before
+        store.model.pending.clear()
         store.model.use(step.optimizer)
         store.saved = None
 
 
 @runs(p.LearningRate)
 def learning_rate(player: Player, store: Store, step: p.LearningRate) -> None:
-    if store.model.sgd is not None and not store.model.sgd.halved_after:
-        store.flush()
-        store.optimizer.learning_rate = store.model.rate = step.rate
+    store.flush()
+    store.model.rate = store.change(step.rate)
 
 
 @runs(p.Save)

@@ -147,6 +147,8 @@ class Push(Call):
     ----------
     layout : str
         One of `layouts.LAYOUTS`, in this step and in others.
+    rate : float or None
+        The learning rate that is set once the pushes have returned, before a block ends.
     without : tuple of (int, key)
         Ranks that do not push a key, where the store takes that.
     """
@@ -157,6 +159,7 @@ class Push(Call):
     arrays: int = 1
     priority: int = 0
     layout: str = "plain"
+    rate: float | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,6 +206,7 @@ class Group(Call):
     fails: tuple[int, ...] = ()
     caught: bool = False
     layout: str = "plain"
+    rate: float | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -232,6 +236,7 @@ class Overlap(Call):
     forgets: tuple[int, ...] = ()
     fails: tuple[int, ...] = ()
     layout: str = "plain"
+    rate: float | None = None
 
 
 @dataclass(frozen=True, repr=False)

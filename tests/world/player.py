@@ -58,6 +58,14 @@ class Store:
         self.optimizer = descent(rule) if isinstance(rule, p.Sgd) else optimizer(rule)
         self.kv.set_optimizer(self.optimizer)
 
+    def change(self, rate: float | None) -> float:
+        """Change the learning rate, where there is one; return what it is now."""
+        model = self.model
+        if rate is None or model.sgd is None or model.sgd.halved_after:
+            return model.rate
+        self.optimizer.learning_rate = rate
+        return rate
+
     def flush(self) -> None:
         """Reduce what was pushed, where the numbers and keys of the flush count."""
         if self.model.pending:

@@ -125,3 +125,14 @@ def test_a_store_has_keys_of_one_kind_also_further_ones() -> None:
             assert len(kinds) == 1
             found |= kinds
     assert found == {int, str}
+
+
+@pytest.mark.parametrize("missing", ["error", "zeros"])
+@pytest.mark.parametrize("kind", [plan.Push, plan.Group, plan.Overlap])
+def test_a_learning_rate_may_change_inside_a_step(kind: type[plan.Call], missing: str) -> None:
+    keys = (plan.KeyPlan("a", (40,)),)
+    store = plan.StorePlan(keys, plan.Sgd(0.5), missing=missing)
+    given = {"pushes": ("a",), "pulls": ("a",)} if kind is plan.Group else {"keys": ("a",)}
+    steps = tuple(kind(0, **given, rate=rate) for rate in (0.25, 0.125))  # type: ignore[call-arg]
+    program = plan.Program(2, (store,), steps, timeout=10.0)
+    assert not verdict(run(program))
