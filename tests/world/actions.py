@@ -41,6 +41,16 @@ def arrays(
     return player.placed(numbers, layout, f"value {item}")
 
 
+def to_push(player: Player, store: Store, keys: list[p.KeyPlan], layout: str) -> list[Any]:
+    """Return this rank's arrays for keys, or the views of their gradients in the store."""
+    if layout != "views":
+        return arrays(player, keys, layout)
+    views = [store.kv.grad_view(key.key) for key in keys]
+    for key, view in zip(keys, views, strict=True):
+        player.write(view, payload(key, player.rank, player.number))
+    return views
+
+
 def outs(
     player: Player, keys: list[p.KeyPlan], layout: str = "plain", *, cast: bool = False
 ) -> list[Any]:
@@ -50,10 +60,10 @@ def outs(
     return player.placed(numbers, layout, "out")
 
 
-def write_again(values: list[Any]) -> None:
+def write_again(values: list[Any], layout: str = "plain") -> None:
     """Write to the program's arrays on the host, as a program may once a push has returned."""
     for value in values:
-        if isinstance(value, np.ndarray):
+        if layout != "views" and isinstance(value, np.ndarray):
             value[...] = 1
 
 
@@ -84,21 +94,22 @@ def init(player: Player, store: Store, step: p.Init) -> None:
 def push(player: Player, store: Store, step: p.Push) -> None:
     model, keys = store.model, store.model.known(step.keys)
     zeros = model.plan.missing == "zeros"
+    if step.layout == "views":
+        store.wait()  # gradients in flight belong to the store
     # A flush of earlier pushes takes the learning rate of its time.
     if zeros and (step.rate is not None or model.pending & set(names(keys))):
         store.flush()
     without = step.without if zeros else ()
     ranks = {key.key: pushers(key, without, player.size) for key in keys}
     mine = [key for key in keys if player.rank in ranks[key.key]]
-    given = [arrays(player, mine, step.layout, item) for item in range(step.arrays)]
-    values = given[0] if step.arrays == 1 else [list(each) for each in zip(*given, strict=True)]
+    pushed, values = _pushed(player, store, mine, step)
     if step.single:
-        for key, value in zip(mine, values, strict=True):
+        for key, value in zip(pushed, values, strict=True):
             store.kv.push(key.key, value, priority=step.priority)
     elif mine:
-        store.kv.push(names(mine), values, priority=step.priority)
-    for several in given:
-        write_again(several)
+        store.kv.push(names(pushed), values, priority=step.priority)
+    for value in values:
+        write_again(value if isinstance(value, list) else [value], step.layout)
     rate = store.change(step.rate)
     if zeros:
         model.pending.update(names(keys))
@@ -108,6 +119,18 @@ def push(player: Player, store: Store, step: p.Push) -> None:
     model.rate = rate
 
 
+def _pushed(
+    player: Player, store: Store, keys: list[p.KeyPlan], step: p.Push
+) -> tuple[list[p.KeyPlan], list[Any]]:
+    """Return the keys of a push, and for each its array, or a list of them."""
+    if step.arrays == 1:
+        return keys, to_push(player, store, keys, step.layout)
+    first, second = (arrays(player, keys, step.layout, item) for item in range(2))
+    if step.repeated and not step.single:
+        return keys + keys, first + second
+    return keys, [list(each) for each in zip(first, second, strict=True)]
+
+
 @runs(p.PushNonFinite)
 def push_nonfinite(player: Player, store: Store, step: p.PushNonFinite) -> None:
     policy = store.model.plan.nonfinite
@@ -115,8 +138,7 @@ def push_nonfinite(player: Player, store: Store, step: p.PushNonFinite) -> None:
     keys = [key for key in known if np.dtype(key.dtype).kind in "fc" and 0 not in key.shape]
     if not keys or policy == "ignore":
         return
-    store.kv.wait()
-    store.model.pending.clear()
+    store.wait()
     values = [payload(key, player.rank, player.number).copy() for key in keys]
     if player.rank == step.rank % player.size:
         values[0].flat[-1] = np.nan
@@ -136,13 +158,30 @@ def pull(player: Player, store: Store, step: p.Pull) -> None:
     keys = store.model.known(step.keys)
     if not keys:
         return
-    if step.out:
-        found = outs(player, keys, step.layout, cast=step.cast)
-        store.kv.pull(names(keys), out=found)
+    several = keys + keys if step.twice else keys
+    if not step.out:
+        found = store.kv.pull(names(several))
     else:
-        found = store.kv.pull(names(keys))
-    compare(player, store, keys, found)
+        found = outs(player, several, step.layout, cast=step.cast)
+        if step.twice == "outs":
+            pairs = zip(found[: len(keys)], found[len(keys) :], strict=True)
+            store.kv.pull(names(keys), out=[list(pair) for pair in pairs])
+        else:
+            store.kv.pull(names(several), out=found)
+    compare(player, store, several, found)
     store.model.pending.difference_update(names(keys))
+
+
+@runs(p.Look)
+def look(player: Player, store: Store, step: p.Look) -> None:
+    keys = store.model.known(step.keys)
+    store.wait()
+    if player.rank in step.ranks:
+        kv = store.kv
+        found = [
+            kv.pull(name, local=True) if step.pulls else kv.value(name) for name in names(keys)
+        ]
+        compare(player, store, keys, found)
 
 
 @runs(p.PushPull)
@@ -204,10 +243,10 @@ def overlap(player: Player, store: Store, step: p.Overlap) -> None:
         mine = []
 
     def work() -> None:
-        values = arrays(player, mine, step.layout)
+        values = to_push(player, store, mine, step.layout)
         for key, value in zip(mine, values, strict=True):
             store.kv.push(key.key, value)
-        write_again(values)
+        write_again(values, step.layout)
 
     with store.kv.overlap(names(keys), missing="zeros" if step.zeros else "error"):
         if player.rank in step.threads:

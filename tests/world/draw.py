@@ -222,6 +222,9 @@ class _Context:
     def layout(self) -> str:
         return self.draws.pick(LAYOUTS) if self.draws.chance(0.5) else "plain"
 
+    def layout_or_views(self) -> str:
+        return "views" if self.draws.chance(0.2) else self.layout()
+
     def rate(self) -> float | None:
         """Draw a change of the learning rate inside a step."""
         if self.plan.optimizer is None or not self.draws.chance(0.4):
@@ -251,14 +254,16 @@ def _push(c: _Context) -> p.Step:
         c.draws.chance(0.4),
         arrays,
         c.draws.pick((0, 0, 0, 1, -1)),
-        c.layout(),
+        c.layout() if arrays == 2 else c.layout_or_views(),
         c.rate(),
+        arrays == 2 and c.draws.chance(0.5),
     )
 
 
 def _pull(c: _Context) -> p.Step:
     out, cast = c.draws.chance(0.5), c.draws.chance(0.2)
-    return p.Pull(c.store, c.some(), out, c.layout() if out else "plain", out and cast)
+    layout, twice = c.layout() if out else "plain", c.draws.pick(("",) * 6 + ("keys", "outs"))
+    return p.Pull(c.store, c.some(), out, layout, out and cast, twice)
 
 
 def _push_pull(c: _Context) -> p.Step:
@@ -276,7 +281,7 @@ def _overlap(c: _Context) -> p.Step:
     without = c.without(keys) if zeros else ()
     threads = tuple(rank for rank in range(c.size) if c.draws.chance(0.25))
     inside = c.draws.pick(c.others) if c.others and c.draws.chance(0.3) else None
-    turn, layout = c.draws.below(3), c.layout()
+    turn, layout = c.draws.below(3), c.layout_or_views()
     return p.Overlap(
         c.store, keys, without, zeros, turn, threads, inside, layout=layout, rate=c.rate()
     )
@@ -302,6 +307,7 @@ KINDS: list[tuple[Callable[[_Context], p.Step], float]] = [
     (_push, 10),
     (_pull, 5),
     (_push_pull, 5),
+    (lambda c: p.Look(c.store, c.some(), c.draws.some(range(c.size)), c.draws.chance(0.5)), 2),
     (_group, 3),
     (_overlap, 5),
     (_uneven, 2),

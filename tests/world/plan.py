@@ -146,9 +146,11 @@ class Push(Call):
     Attributes
     ----------
     layout : str
-        One of `layouts.LAYOUTS`, in this step and in others.
+        One of `layouts.LAYOUTS`, in this step and in others; or ``views``: of the gradients.
     rate : float or None
         The learning rate that is set once the pushes have returned, before a block ends.
+    repeated : bool
+        Whether a call has each key twice, if there are two arrays.
     without : tuple of (int, key)
         Ranks that do not push a key, where the store takes that.
     """
@@ -160,6 +162,7 @@ class Push(Call):
     priority: int = 0
     layout: str = "plain"
     rate: float | None = None
+    repeated: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,12 +175,28 @@ class PushNonFinite(Call):
 
 @dataclass(frozen=True, repr=False)
 class Pull(Call):
-    """Pull keys, into arrays of the program, perhaps of another dtype, or into new ones."""
+    """Pull keys, into arrays of the program, perhaps of another dtype, or into new ones.
+
+    Attributes
+    ----------
+    twice : str
+        ``keys``: a call has each key twice; ``outs``: each key has two arrays.
+    """
 
     keys: Keys
     out: bool = False
     layout: str = "plain"
     cast: bool = False
+    twice: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Look(Call):
+    """Wait for keys, then look at them on some ranks alone, by `value` or by a local pull."""
+
+    keys: Keys
+    ranks: tuple[int, ...]
+    pulls: bool = False
 
 
 @dataclass(frozen=True, repr=False)

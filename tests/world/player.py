@@ -69,8 +69,12 @@ class Store:
     def flush(self) -> None:
         """Reduce what was pushed, where the numbers and keys of the flush count."""
         if self.model.pending:
-            self.kv.wait()
-            self.model.pending.clear()
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for all pushes."""
+        self.kv.wait()
+        self.model.pending.clear()
 
 
 class Player:
@@ -139,6 +143,10 @@ class Player:
     def placed(self, arrays: Sequence[Array], layout: str, use: str) -> list[Any]:
         """Return copies of arrays in a layout as the program gives them to a store for a use."""
         return [self.given(each) for each in laid_out(arrays, layout, self._kept[use])]
+
+    def write(self, view: Any, array: Array) -> None:
+        """Write to an array of a store."""
+        view[...] = array
 
     def numbers(self, found: Any) -> Array:
         """Return the numbers of a store's array."""

@@ -75,6 +75,9 @@ class StandInPlayer(Player):
         """Return the array, or a new array on the device, which its stream fills."""
         return array if draw() < 0.2 else self._streams.put(array.copy())
 
+    def write(self, view: Any, array: Array) -> None:
+        self._streams.write(view, array)
+
     def numbers(self, found: Any) -> Array:
         """Return an array's numbers, which the current stream or another copies to the host."""
         if not hasattr(found, "data") or isinstance(found, np.ndarray):

@@ -46,4 +46,4 @@ def test_layouts_are_what_their_names_say() -> None:
 
 def test_every_layout_is_drawn() -> None:
     steps = [step for seed in range(100) for step in draw(seed, 2, 8).steps]
-    assert {getattr(step, "layout", "plain") for step in steps} == set(LAYOUTS)
+    assert {getattr(step, "layout", "plain") for step in steps} == {*LAYOUTS, "views"}
