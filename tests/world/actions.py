@@ -296,19 +296,36 @@ def uneven(player: Player, store: Store, step: p.Uneven) -> None:
         for batch in range(max(batches)):
             active = [rank for rank in range(player.size) if batches[rank] > batch]
             player.number = begin + batch
+            found = outs(player, keys)
             if player.rank in active:
-                values = arrays(player, keys)
-                store.kv.push(names(keys), values)
-                write_again(values)
+                _push_batch(player, store, keys, step, found)
             for key in keys:
                 store.model.push(key, player.number, active, among=len(active))
             if player.rank in active:
-                if step.pulls:
+                if step.pulls and step.block == "group":
+                    compare(player, store, keys, found)
+                elif step.pulls:
                     compare(player, store, keys, store.kv.pull(names(keys)))
                 else:
                     store.kv.wait(names(keys))
         player.fail(step.fails)
     player.number = begin
+
+
+def _push_batch(
+    player: Player, store: Store, keys: list[p.KeyPlan], step: p.Uneven, found: list[Any]
+) -> None:
+    """Push a batch of an uneven block, in a block of its own or not."""
+    kv, values = store.kv, arrays(player, keys)
+    if not step.block:
+        kv.push(names(keys), values)
+    else:
+        with kv.group() if step.block == "group" else kv.overlap(names(keys)):
+            for key, value in zip(keys, values, strict=True):
+                kv.push(key.key, value)
+            if step.block == "group" and step.pulls:
+                kv.pull(names(keys), out=found)
+    write_again(values)
 
 
 @runs(p.Reset)

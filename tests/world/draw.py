@@ -61,6 +61,8 @@ NAMES: tuple[p.Keys, ...] = (("a", "b", "c", "d"), ("a", "b", "c", "d"), (3, 0, 
 SIZES = ((3,), (1,), (), (2, 3), (0,), (300,), (9000,))
 DTYPES = ("f4", "f8", "i8", "i4", "f4", "f8", "i8", "f2", "c8", "c16", "i1", "u1", "?")
 OPS = ("sum", "sum", "sum", "max", "min", "prod")
+PLACEMENTS = ("every_rank", "every_rank", "root", "sharded")
+BUCKETS = (25 << 20, 25 << 20, 0, 0, 256, 4096)
 RATES = (0.5, 0.25, 0.125)
 OPTIMIZERS = ("adam", "lamb", "lars", "nag", "rmsprop", "signum")
 THREADED = 0.4
@@ -140,9 +142,9 @@ def _store(draws: Draw, timeout: float) -> p.StorePlan:
         keys=keys,
         optimizer=chosen,
         adds=rule == "adds",
-        update_on=draws.pick(("every_rank", "every_rank", "root", "sharded")),
+        update_on=draws.pick(PLACEMENTS),
         root=draws.below(2),
-        bucket_bytes=draws.pick((25 << 20, 25 << 20, 0, 0, 256, 4096)),
+        bucket_bytes=draws.pick(BUCKETS),
         missing=draws.pick(("error",) * 5 + ("zeros",)),
         nonfinite=draws.pick(("ignore",) * 6 + ("raise", "skip_step")),
         verify_every=draws.pick((0, 0, 0, 1, 3)),
@@ -289,7 +291,8 @@ def _overlap(c: _Context) -> p.Step:
 
 def _uneven(c: _Context) -> p.Step:
     batches = tuple(c.draws.below(4) for _ in range(c.size))
-    return p.Uneven(c.store, c.some(), batches, c.draws.chance(0.5))
+    block = c.draws.pick(("", "", "group", "overlap"))
+    return p.Uneven(c.store, c.some(), batches, c.draws.chance(0.5), block=block)
 
 
 def _allreduce(c: _Context) -> p.Step:
@@ -297,6 +300,11 @@ def _allreduce(c: _Context) -> p.Step:
     ops = [op for op in (*OPS, "avg") if takes(dtype, op)]
     size, layout = c.draws.pick((1, 1, 40, 5000)), c.layout()
     return p.AllReduce(c.store, size, dtype, c.draws.pick(ops), layout, c.draws.chance(0.3))
+
+
+def _move(c: _Context) -> p.Step:
+    empty = c.plan.optimizer is None and c.draws.chance(0.5)
+    return p.Move(c.store, c.draws.pick(PLACEMENTS), c.draws.pick(BUCKETS), empty)
 
 
 def _busy(c: _Context) -> p.Step:
@@ -326,6 +334,7 @@ KINDS: list[tuple[Callable[[_Context], p.Step], float]] = [
     (_busy, 2),
     (lambda c: p.Create(c.store), 0.5),
     (lambda c: p.Save(c.store), 0.08),
+    (_move, 0.08),
     (lambda c: p.Load(c.store), 0.4),
 ]
 """Kinds of steps, and how frequent each is before a seed's habits."""

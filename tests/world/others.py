@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tests.world import plan as p
@@ -86,3 +88,28 @@ def load(player: Player, store: Store, step: p.Load) -> None:
         path, state = store.saved
         store.kv.load(path)
         store.model.restore(state)
+
+
+@runs(p.Move)
+def move(player: Player, store: Store, step: p.Move) -> None:
+    before = store.model
+    state = before.state()
+    if state is None:
+        return
+    path = player.directory(store)
+    store.kv.save(path)
+    store.kv.close()
+    keys = list(before.keys.values())
+    plan = replace(
+        before.plan,
+        keys=tuple(keys if step.empty else keys[::-1]),
+        # A load changes the learning rate, and no other number.
+        optimizer=before.sgd and replace(before.sgd, learning_rate=0.75),
+        update_on=step.update_on,
+        bucket_bytes=step.bucket_bytes,
+    )
+    new = player.create(player.number_of(store), plan, empty=step.empty)
+    new.spoilt = store.spoilt
+    new.kv.load(path)
+    new.model.sgd = before.sgd
+    new.model.restore(state)

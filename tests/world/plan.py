@@ -266,12 +266,15 @@ class Uneven(Call):
     ----------
     fails : tuple of int
         Ranks whose program raises `OnPurpose` at the end of the block.
+    block : str
+        ``group`` or ``overlap``: the block in which a batch is pushed, if in one.
     """
 
     keys: Keys
     batches: tuple[int, ...]
     pulls: bool = False
     fails: tuple[int, ...] = ()
+    block: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -346,6 +349,21 @@ class Save(Call):
 @dataclass(frozen=True, repr=False)
 class Load(Call):
     """Load the newest checkpoint of the same keys, if there is one."""
+
+
+@dataclass(frozen=True, repr=False)
+class Move(Call):
+    """Save a checkpoint, close the store, and load the checkpoint into another store.
+
+    Attributes
+    ----------
+    empty : bool
+        Whether the new store gets its keys from the checkpoint; else it has them in another order.
+    """
+
+    update_on: str = "every_rank"
+    bucket_bytes: int = 25 << 20
+    empty: bool = False
 
 
 @dataclass(frozen=True, repr=False)

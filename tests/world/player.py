@@ -104,8 +104,8 @@ class Player:
         self._stack = stack
         self._files = files
 
-    def create(self, number: int, plan: p.StorePlan) -> None:
-        """Create a store, and give it its optimizer and keys."""
+    def create(self, number: int, plan: p.StorePlan, *, empty: bool = False) -> Store:
+        """Create a store, and give it its optimizer, and its keys unless a load does."""
         options: dict[str, Any] = {} if plan.timeout is None else {"timeout": plan.timeout}
         kv = self.open(
             update_on=plan.update_on,
@@ -122,7 +122,9 @@ class Player:
             store.use(plan.optimizer)
         elif plan.adds:
             kv.set_updater(_add)
-        self.init(store, plan.keys)
+        if not empty:
+            self.init(store, plan.keys)
+        return store
 
     def _model(self, plan: p.StorePlan) -> Model:
         """Return the model of a new store."""
@@ -180,14 +182,16 @@ class Player:
         array = self.numbers(found)
         if not store.spoilt and not store.model.agrees(key, array):
             self.doubt(store)
-            self.wrong(f"store {self._number(store)}, key {key!r}", array, store.model.values[key])
+            self.wrong(
+                f"store {self.number_of(store)}, key {key!r}", array, store.model.values[key]
+            )
 
     def same(self, store: Store, what: str, found: Any, wanted: Array) -> None:
         """Fail unless the result of a verb without keys is as it should be."""
         array = self.numbers(found)
         if not store.spoilt and not np.array_equal(array, wanted):
             self.doubt(store)
-            self.wrong(f"store {self._number(store)}, {what}", array, wanted)
+            self.wrong(f"store {self.number_of(store)}, {what}", array, wanted)
 
     def doubt(self, store: Store) -> None:
         """Raise the error of a store which promises an error after a wrong value."""
@@ -202,7 +206,8 @@ class Player:
             f"{_short(wanted)}"
         )
 
-    def _number(self, store: Store) -> int:
+    def number_of(self, store: Store) -> int:
+        """Return the number that steps have for a store."""
         return next(number for number, each in self.stores.items() if each is store)
 
 

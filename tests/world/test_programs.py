@@ -136,3 +136,24 @@ def test_a_learning_rate_may_change_inside_a_step(kind: type[plan.Call], missing
     steps = tuple(kind(0, **given, rate=rate) for rate in (0.25, 0.125))  # type: ignore[call-arg]
     program = plan.Program(2, (store,), steps, timeout=10.0)
     assert not verdict(run(program))
+
+
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("update_on", ["every_rank", "root", "sharded"])
+def test_a_store_is_loaded_into_another(update_on: str, empty: bool) -> None:
+    keys = plan.KeyPlan("a", (40,)), plan.KeyPlan("b", (3,), "f4")
+    stores = [plan.StorePlan(keys, adds=True)]
+    if not empty:
+        stores.append(plan.StorePlan(keys, plan.Sgd(0.5, 0.5), update_on="sharded"))
+    push = plan.Push(0, ("a", "b"))
+    for store in stores:
+        steps = (push, plan.Move(0, update_on, 256, empty), push)
+        assert not verdict(run(plan.Program(2, (store,), steps, timeout=10.0)))
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+@pytest.mark.parametrize("block", ["", "group", "overlap"])
+def test_batches_of_an_uneven_block_may_be_blocks(block: str, pulls: bool) -> None:
+    store = plan.StorePlan((plan.KeyPlan("a", (40,)), plan.KeyPlan("b", op="avg")))
+    steps = (plan.Uneven(0, ("a", "b"), (1, 3), pulls, block=block),)
+    assert not verdict(run(plan.Program(2, (store,), steps, timeout=10.0)))
