@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from math import fsum
 from typing import TypeVar
 
+import numpy as np
+
 from tests.world import plan as p
+from tests.world.layouts import LAYOUTS
 
 T = TypeVar("T")
 
@@ -54,8 +57,13 @@ class Draw:
         return tuple(self.shuffled(found) if self._random() < 0.3 else found)
 
 
-NAMES = ("a", "b", "c", "d")
+NAMES: tuple[p.Keys, ...] = (("a", "b", "c", "d"), ("a", "b", "c", "d"), (3, 0, 11, 7))
 SIZES = ((3,), (1,), (), (2, 3), (0,), (300,), (9000,))
+DTYPES = ("f4", "f8", "i8", "i4", "f4", "f8", "i8", "f2", "c8", "c16", "i1", "u1", "?")
+OPS = ("sum", "sum", "sum", "max", "min", "prod")
+PLACEMENTS = ("every_rank", "every_rank", "root", "sharded")
+BUCKETS = (25 << 20, 25 << 20, 0, 0, 256, 4096)
+RATES = (0.5, 0.25, 0.125)
 OPTIMIZERS = ("adam", "lamb", "lars", "nag", "rmsprop", "signum")
 THREADED = 0.4
 """The part of the programs with calls that threads make for their ranks."""
@@ -122,7 +130,7 @@ def _store(draws: Draw, timeout: float) -> p.StorePlan:
     kinds = _kinds(draws, rule)
     keys = tuple(
         p.KeyPlan(name, draws.weighted(SIZES, SIZE_WEIGHTS), *draws.pick(kinds))
-        for name in NAMES[: draws.pick((1, 2, 3, 4))]
+        for name in draws.pick(NAMES)[: draws.pick((1, 2, 3, 4))]
     )
     chosen: p.Sgd | p.Other | None = None
     if rule == "other":
@@ -134,9 +142,9 @@ def _store(draws: Draw, timeout: float) -> p.StorePlan:
         keys=keys,
         optimizer=chosen,
         adds=rule == "adds",
-        update_on=draws.pick(("every_rank", "every_rank", "root", "sharded")),
+        update_on=draws.pick(PLACEMENTS),
         root=draws.below(2),
-        bucket_bytes=draws.pick((25 << 20, 25 << 20, 0, 0, 256, 4096)),
+        bucket_bytes=draws.pick(BUCKETS),
         missing=draws.pick(("error",) * 5 + ("zeros",)),
         nonfinite=draws.pick(("ignore",) * 6 + ("raise", "skip_step")),
         verify_every=draws.pick((0, 0, 0, 1, 3)),
@@ -146,18 +154,33 @@ def _store(draws: Draw, timeout: float) -> p.StorePlan:
 
 def _kinds(draws: Draw, rule: str) -> list[tuple[str, str]]:
     """Draw the dtypes and ops of a store's keys, few, so that keys share buckets."""
-    optimized = rule in ("sgd", "other")
-    dtypes = {"none": ("f4", "f8", "i8", "i4"), "adds": ("f8", "i8")}.get(rule, ("f4", "f8"))
-    ops = ("sum",) if optimized else ("sum", "sum", "max", "min")
-    kinds = [(draws.pick(dtypes), draws.pick(ops)) for _ in range(draws.pick((1, 1, 2)))]
+    # Sums over steps leave the whole numbers of 16 bits.
+    dtypes = {"none": DTYPES, "adds": ("f8", "i8", "c16", "i1", "?")}.get(rule, ("f4", "f8"))
+    kinds = []
+    for _ in range(draws.pick((1, 1, 2))):
+        dtype = draws.pick(dtypes)
+        ops = ("sum",) if rule in ("sgd", "other") else OPS
+        kinds.append((dtype, draws.pick([op for op in ops if takes(dtype, op)])))
     if rule != "adds" and draws.chance(0.15):
-        kinds.append((draws.pick(("f4", "f8")), "avg"))
+        averaged = [dtype for dtype in dtypes if takes(dtype, "avg")]
+        kinds.append((draws.pick(averaged), "avg"))
     return kinds
+
+
+def further(store: p.StorePlan, number: int) -> p.Key:
+    """Return a key of that number, from 0 to 9, that a store does not have from the beginning."""
+    return 20 + number if isinstance(store.keys[0].key, int) else f"n{number}"
+
+
+def takes(dtype: str, op: str) -> bool:
+    """Return whether stores have an op for a dtype."""
+    kind = np.dtype(dtype).kind
+    return op in ("sum", "avg") if kind == "c" else kind != "b" or op != "avg"
 
 
 def _sgd(draws: Draw, *, scheduled: bool = False) -> p.Sgd:
     return p.Sgd(
-        draws.pick((0.5, 0.25, 0.125)),
+        draws.pick(RATES),
         draws.pick((0.0, 0.0, 0.5)),
         draws.pick((0.0, 0.0, 0.25)),
         draws.pick((0, 1, 2)) if scheduled else 0,
@@ -173,7 +196,7 @@ class _Context:
     size : int
     store : int
     plan : StorePlan
-    keys : list of str
+    keys : list of int or str
     others : list of int
         The other stores.
     busy : float
@@ -190,13 +213,25 @@ class _Context:
         self.others = [number for number in range(len(stores)) if number != store]
         self.busy = busy
 
-    def some(self) -> tuple[str, ...]:
+    def some(self) -> p.Keys:
         return self.draws.some(self.keys)
 
-    def without(self, keys: tuple[str, ...]) -> p.Pairs:
+    def without(self, keys: p.Keys) -> p.Pairs:
         """Draw ranks that do not push keys."""
         pairs = [(rank, key) for rank in range(self.size) for key in keys]
         return tuple(pair for pair in pairs if self.draws.chance(0.3))
+
+    def layout(self) -> str:
+        return self.draws.pick(LAYOUTS) if self.draws.chance(0.5) else "plain"
+
+    def layout_or_views(self) -> str:
+        return "views" if self.draws.chance(0.2) else self.layout()
+
+    def rate(self) -> float | None:
+        """Draw a change of the learning rate inside a step."""
+        if self.plan.optimizer is None or not self.draws.chance(0.4):
+            return None
+        return self.draws.pick(RATES)
 
     def rank(self) -> int:
         return self.draws.below(self.size)
@@ -205,8 +240,8 @@ class _Context:
 def _init(c: _Context) -> p.Step:
     if c.plan.optimizer is not None:
         return p.Barrier(c.store)
-    name = "n" + str(c.draws.below(3))
-    dtype, op = c.draws.pick(("f8", "i8")), c.draws.pick(("sum", "max"))
+    name = further(c.plan, c.draws.below(3))
+    dtype, op = _kinds(c.draws, "adds" if c.plan.adds else "none")[0]
     return p.Init(c.store, (p.KeyPlan(name, c.draws.pick(SIZES), dtype, op),))
 
 
@@ -215,13 +250,32 @@ def _push(c: _Context) -> p.Step:
     without = c.without(keys) if c.plan.missing == "zeros" else ()
     arrays = 2 if c.draws.chance(0.15) else 1
     return p.Push(
-        c.store, keys, without, c.draws.chance(0.4), arrays, c.draws.pick((0, 0, 0, 1, -1))
+        c.store,
+        keys,
+        without,
+        c.draws.chance(0.4),
+        arrays,
+        c.draws.pick((0, 0, 0, 1, -1)),
+        c.layout() if arrays == 2 else c.layout_or_views(),
+        c.rate(),
+        arrays == 2 and c.draws.chance(0.5),
     )
+
+
+def _pull(c: _Context) -> p.Step:
+    out, cast = c.draws.chance(0.5), c.draws.chance(0.2)
+    layout, twice = c.layout() if out else "plain", c.draws.pick(("",) * 6 + ("keys", "outs"))
+    return p.Pull(c.store, c.some(), out, layout, out and cast, twice)
+
+
+def _push_pull(c: _Context) -> p.Step:
+    out, cast = c.draws.chance(0.7), c.draws.chance(0.2)
+    return p.PushPull(c.store, c.some(), out, 0, c.layout(), out and cast)
 
 
 def _group(c: _Context) -> p.Step:
     fails = tuple(range(c.size)) if c.draws.chance(0.1) else ()
-    return p.Group(c.store, c.some(), c.some(), fails, bool(fails))
+    return p.Group(c.store, c.some(), c.some(), fails, bool(fails), c.layout(), c.rate())
 
 
 def _overlap(c: _Context) -> p.Step:
@@ -229,21 +283,28 @@ def _overlap(c: _Context) -> p.Step:
     without = c.without(keys) if zeros else ()
     threads = tuple(rank for rank in range(c.size) if c.draws.chance(0.25))
     inside = c.draws.pick(c.others) if c.others and c.draws.chance(0.3) else None
-    return p.Overlap(c.store, keys, without, zeros, c.draws.below(3), threads, inside)
+    turn, layout = c.draws.below(3), c.layout_or_views()
+    return p.Overlap(
+        c.store, keys, without, zeros, turn, threads, inside, layout=layout, rate=c.rate()
+    )
 
 
 def _uneven(c: _Context) -> p.Step:
     batches = tuple(c.draws.below(4) for _ in range(c.size))
-    return p.Uneven(c.store, c.some(), batches, c.draws.chance(0.5))
+    block = c.draws.pick(("", "", "group", "overlap"))
+    return p.Uneven(c.store, c.some(), batches, c.draws.chance(0.5), block=block)
 
 
 def _allreduce(c: _Context) -> p.Step:
-    return p.AllReduce(
-        c.store,
-        c.draws.pick((1, 1, 40, 5000)),
-        c.draws.pick(("f8", "f4", "i8")),
-        c.draws.pick(("sum", "max", "min")),
-    )
+    dtype = c.draws.pick(DTYPES)
+    ops = [op for op in (*OPS, "avg") if takes(dtype, op)]
+    size, layout = c.draws.pick((1, 1, 40, 5000)), c.layout()
+    return p.AllReduce(c.store, size, dtype, c.draws.pick(ops), layout, c.draws.chance(0.3))
+
+
+def _move(c: _Context) -> p.Step:
+    empty = c.plan.optimizer is None and c.draws.chance(0.5)
+    return p.Move(c.store, c.draws.pick(PLACEMENTS), c.draws.pick(BUCKETS), empty)
 
 
 def _busy(c: _Context) -> p.Step:
@@ -252,14 +313,15 @@ def _busy(c: _Context) -> p.Step:
 
 KINDS: list[tuple[Callable[[_Context], p.Step], float]] = [
     (_push, 10),
-    (lambda c: p.Pull(c.store, c.some(), c.draws.chance(0.5)), 5),
-    (lambda c: p.PushPull(c.store, c.some(), c.draws.chance(0.7)), 5),
+    (_pull, 5),
+    (_push_pull, 5),
+    (lambda c: p.Look(c.store, c.some(), c.draws.some(range(c.size)), c.draws.chance(0.5)), 2),
     (_group, 3),
     (_overlap, 5),
     (_uneven, 2),
     (lambda c: p.PushNonFinite(c.store, c.some(), c.rank()), 1),
-    (lambda c: p.Reset(c.store, c.some()), 1.5),
-    (lambda c: p.Broadcast(c.store, c.some()), 1),
+    (lambda c: p.Reset(c.store, c.some(), c.layout()), 1.5),
+    (lambda c: p.Broadcast(c.store, c.some(), c.layout()), 1),
     (_init, 1),
     (lambda c: p.Wait(c.store, c.draws.pick(((), c.some()))), 2),
     (lambda c: p.Barrier(c.store), 2.5),
@@ -272,6 +334,7 @@ KINDS: list[tuple[Callable[[_Context], p.Step], float]] = [
     (_busy, 2),
     (lambda c: p.Create(c.store), 0.5),
     (lambda c: p.Save(c.store), 0.08),
+    (_move, 0.08),
     (lambda c: p.Load(c.store), 0.4),
 ]
 """Kinds of steps, and how frequent each is before a seed's habits."""

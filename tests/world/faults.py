@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import fsum
 
 from tests.world import plan as p
-from tests.world.draw import Draw
+from tests.world.draw import Draw, further
 
 # Each error of a mismatch shows the lines of the calls.
 LINES = "tests/world/"
@@ -74,7 +74,7 @@ class _Place:
         The rank that differs.
     store : int
     plan : StorePlan
-    keys : list of str
+    keys : list of int or str
     """
 
     def __init__(self, draws: Draw, program: p.Program) -> None:
@@ -106,7 +106,7 @@ class _Place:
             p.AllGatherObject(store),
             p.Reset(store, key),
             p.Broadcast(store, key),
-            p.Init(store, (p.KeyPlan("z"),)),
+            p.Init(store, (p.KeyPlan(further(self.plan, 8)),)),
         ]
         # Else ranks may push other keys, and the player waits in front of some pushes.
         if self.plan.missing == "error":
@@ -255,17 +255,17 @@ def _other_arguments(place: _Place) -> tuple[list[p.Step], Expectation]:
 
 
 def _other_spec(place: _Place) -> tuple[list[p.Step], Expectation]:
-    one = p.KeyPlan("z", (3,), "f8", "sum")
+    one = p.KeyPlan(further(place.plan, 8), (3,), "f8", "sum")
     other = place.draws.pick(
         [
             replace(one, shape=(4,)),
             replace(one, dtype="f4"),
             replace(one, op="max"),
-            replace(one, key="y"),
+            replace(one, key=further(place.plan, 9)),
         ]
     )
     steps = [place.alone(p.Init(place.store, (one,))), place.others(p.Init(place.store, (other,)))]
-    return steps, place.mismatch("another spec", "SpecMismatch", "'z'")
+    return steps, place.mismatch("another spec", "SpecMismatch", repr(one.key))
 
 
 def _other_options(place: _Place) -> tuple[list[p.Step], Expectation]:

@@ -1,59 +1,35 @@
 """A store's values by NumPy alone: sums of all ranks' arrays, and SGD.
 
-The model has neither buckets nor delayed pushes: a push takes effect when it is called.  Arrays
-hold small whole numbers, so sums are exact in every order; steps of SGD may round.
+The model has neither buckets nor delayed pushes: a push takes effect when it is called.  Sums are
+exact in every order; steps of SGD may round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tests.world.plan import KeyPlan, Sgd, StorePlan
-
-Array = NDArray[Any]
-
-_OPS: dict[str, Callable[..., Any]] = {"sum": np.sum, "avg": np.sum, "max": np.max, "min": np.min}
+from tests.world.arrays import Array, payload, reduced
+from tests.world.plan import Key, KeyPlan, Sgd, StorePlan
 
 # Two roundings a step: those of the store, which holds weights of f4 in f4, differ from NumPy's.
 _TOLERANCE = {"f4": 1e-4, "f8": 1e-10}
 
 
-@lru_cache(maxsize=256)
-def _pattern(shape: tuple[int, ...], dtype: str) -> Array:
-    """Return numbers from 0 to 4."""
-    return (np.arange(int(np.prod(shape))) % 5).astype(dtype).reshape(shape)
-
-
-def payload(key: KeyPlan, rank: int, number: int, item: int = 0) -> Array:
-    """Return a rank's array for a key in the step of that number."""
-    base = _pattern(key.shape, key.dtype)
-    array: Array = base + base.dtype.type(1 + 3 * rank + number % 7 + item)
-    if key.op == "avg":
-        array *= 12  # 1 to 4 ranks divide the number exactly
-    return np.asarray(array)
-
-
-def vector(rank: int, number: int, size: int, dtype: str = "f8") -> Array:
-    """Return a rank's array for a verb without keys."""
-    return payload(KeyPlan("", (size,), dtype), rank, number)
-
-
-def combined(arrays: Sequence[Array], op: str) -> Array:
-    """Combine arrays; an average adds them."""
-    return np.asarray(_OPS[op](np.stack(arrays), axis=0), arrays[0].dtype)
+def by_op(keys: Sequence[KeyPlan]) -> list[tuple[str, list[KeyPlan]]]:
+    """Return keys in the order of their initialisation, those of each op in a call."""
+    ops = dict.fromkeys(key.op for key in keys)
+    return [(op, [key for key in keys if key.op == op]) for op in ops]
 
 
 class State(NamedTuple):
     """A store's contents, as a checkpoint holds them."""
 
-    values: dict[str, Array]
-    momenta: dict[str, Array]
-    counts: dict[str, int]
+    values: dict[Key, Array]
+    momenta: dict[Key, Array]
+    counts: dict[Key, int]
     rate: float
 
 
@@ -63,38 +39,43 @@ class Model:
     Attributes
     ----------
     plan : StorePlan
-    keys : dict of str to KeyPlan
+    keys : dict of key to KeyPlan
         The keys that have a value.
-    values : dict of str to array
+    values : dict of key to array
     rounds : bool
         Whether values may differ from the store's by roundings.
     sgd : Sgd or None
     rate : float
         The learning rate now.
-    pending : set of str
+    pending : set of keys
         Keys that the store may still have to reduce before they can be pushed again.
     """
 
     def __init__(self, plan: StorePlan, size: int) -> None:
         self.plan = plan
         self.size = size
-        self.keys: dict[str, KeyPlan] = {}
-        self.values: dict[str, Array] = {}
-        self.pending: set[str] = set()
+        self.keys: dict[Key, KeyPlan] = {}
+        self.values: dict[Key, Array] = {}
+        self.pending: set[Key] = set()
         self.rounds = plan.optimizer is not None
         self.sgd = plan.optimizer if isinstance(plan.optimizer, Sgd) else None
         self.rate = self.sgd.learning_rate if self.sgd else 0.0
-        self._momenta: dict[str, Array] = {}
-        self._counts: dict[str, int] = {}
+        self._momenta: dict[Key, Array] = {}
+        self._counts: dict[Key, int] = {}
         self.init(plan.keys)
 
     def init(self, keys: Iterable[KeyPlan]) -> None:
         """Give keys zeros."""
-        for key in keys:
-            self.keys[key.key] = key
-            self.values[key.key] = np.zeros(key.shape, key.dtype)
+        for _, some in by_op(list(keys)):
+            for key in some:
+                self.keys[key.key] = key
+                self.values[key.key] = np.zeros(key.shape, key.dtype)
 
-    def known(self, names: Iterable[str]) -> list[KeyPlan]:
+    def order(self) -> list[Key]:
+        """Return all keys in the order of updates: by number, or as they were initialised."""
+        return sorted(self.keys, key=lambda key: key if isinstance(key, int) else 0)
+
+    def known(self, names: Iterable[Key]) -> list[KeyPlan]:
         """Return the plans of those keys that have a value."""
         return [self.keys[name] for name in names if name in self.keys]
 
@@ -103,21 +84,18 @@ class Model:
     ) -> None:
         """Reduce the arrays of some ranks; an average is over `among` ranks, or over all."""
         given = [payload(key, rank, number, item) for rank in ranks for item in range(arrays)]
-        total = combined(given, key.op)
-        if key.op == "avg":
-            total = total / total.dtype.type(among or self.size)
-        self.fold(key.key, total)
+        self.fold(key.key, reduced(given, key.op, among or self.size))
 
-    def fold(self, name: str, total: Array) -> None:
+    def fold(self, name: Key, total: Array) -> None:
         """Update a key by the reduction of a push."""
         if self.sgd is not None:
             self._descend(name, total, self.sgd)
         elif self.plan.adds:
-            self.values[name] = self.values[name] + total
+            self.values[name] = np.asarray(self.values[name] + total)
         else:
             self.values[name] = total
 
-    def _descend(self, name: str, total: Array, sgd: Sgd) -> None:
+    def _descend(self, name: Key, total: Array, sgd: Sgd) -> None:
         weight = self.values[name].astype("f8")
         change = -self.learning_rate(name, sgd) * (total.astype("f8") + sgd.wd * weight)
         if sgd.momentum:
@@ -125,7 +103,7 @@ class Model:
             self._momenta[name] = change
         self.values[name] = (weight + change).astype(self.keys[name].dtype)
 
-    def learning_rate(self, name: str, sgd: Sgd) -> float:
+    def learning_rate(self, name: Key, sgd: Sgd) -> float:
         """Count an update of a key, and return its learning rate."""
         self._counts[name] = self._counts.get(name, 0) + 1
         if sgd.halved_after:
@@ -155,12 +133,12 @@ class Model:
         self.values, self._momenta = dict(state.values), dict(state.momenta)
         self._counts, self.rate = dict(state.counts), state.rate
 
-    def agrees(self, name: str, found: Array) -> bool:
+    def agrees(self, name: Key, found: Array) -> bool:
         """Return whether an array is the value of a key."""
-        wanted = self.values[name]
+        wanted = self.values[name].astype(found.dtype)
         if not self.rounds:
             return bool(np.array_equal(found, wanted))
-        near = _TOLERANCE[self.keys[name].dtype]
+        near = max(_TOLERANCE[dtype] for dtype in (self.keys[name].dtype, found.dtype.str[1:]))
         return found.shape == wanted.shape and bool(
             np.all(np.abs(found - wanted) <= near * (1 + np.abs(wanted)))
         )

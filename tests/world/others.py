@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tests.world import plan as p
 from tests.world.actions import runs
-from tests.world.model import combined, vector
+from tests.world.arrays import reduced, vector
 from tests.world.player import Player, Store
 
 
@@ -26,15 +28,18 @@ def barrier(player: Player, store: Store, step: p.Barrier) -> None:
 
 @runs(p.AllReduce)
 def allreduce(player: Player, store: Store, step: p.AllReduce) -> None:
-    given = [vector(rank, player.number, step.size, step.dtype) for rank in range(player.size)]
-    found = store.kv.allreduce(player.given(given[player.rank]), step.op)
-    player.same(store, "allreduce", found, combined(given, step.op))
+    kind, number = (step.size, step.dtype, step.op), player.number
+    given = [vector(rank, number, *kind) for rank in range(player.size)]
+    value = player.placed([given[player.rank]], step.layout, "value")[0]
+    found = store.kv.allreduce(value, step.op, out=value if step.out else None)
+    found = value if step.out else found
+    player.same(store, "allreduce", found, reduced(given, step.op, player.size))
 
 
 @runs(p.AllGather)
 def allgather(player: Player, store: Store, step: p.AllGather) -> None:
     given = [vector(rank, player.number, step.size) for rank in range(player.size)]
-    found = store.kv.allgather(player.given(given[player.rank]))
+    found = store.kv.allgather(player.given(given[player.rank].copy()))
     player.same(store, "allgather", found, np.stack(given))
 
 
@@ -55,17 +60,16 @@ def allgather_object(player: Player, store: Store, step: p.AllGatherObject) -> N
 @runs(p.SetOptimizer)
 def set_optimizer(player: Player, store: Store, step: p.SetOptimizer) -> None:
     if store.model.sgd is not None:
-        store.flush()
-        store.use(step.optimizer)
+        store.use(step.optimizer)  # flushes earlier pushes by the optimizer before
+        store.model.pending.clear()
         store.model.use(step.optimizer)
         store.saved = None
 
 
 @runs(p.LearningRate)
 def learning_rate(player: Player, store: Store, step: p.LearningRate) -> None:
-    if store.model.sgd is not None and not store.model.sgd.halved_after:
-        store.flush()
-        store.optimizer.learning_rate = store.model.rate = step.rate
+    store.flush()
+    store.model.rate = store.change(step.rate)
 
 
 @runs(p.Save)
@@ -84,3 +88,28 @@ def load(player: Player, store: Store, step: p.Load) -> None:
         path, state = store.saved
         store.kv.load(path)
         store.model.restore(state)
+
+
+@runs(p.Move)
+def move(player: Player, store: Store, step: p.Move) -> None:
+    before = store.model
+    state = before.state()
+    if state is None:
+        return
+    path = player.directory(store)
+    store.kv.save(path)
+    store.kv.close()
+    keys = list(before.keys.values())
+    plan = replace(
+        before.plan,
+        keys=tuple(keys if step.empty else keys[::-1]),
+        # A load changes the learning rate, and no other number.
+        optimizer=before.sgd and replace(before.sgd, learning_rate=0.75),
+        update_on=step.update_on,
+        bucket_bytes=step.bucket_bytes,
+    )
+    new = player.create(player.number_of(store), plan, empty=step.empty)
+    new.spoilt = store.spoilt
+    new.kv.load(path)
+    new.model.sgd = before.sgd
+    new.model.restore(state)

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-Pairs = tuple[tuple[int, str], ...]
+Key = int | str
+"""A key; all keys of a store are of one kind."""
+
+Keys = tuple[Key, ...]
+
+Pairs = tuple[tuple[int, Key], ...]
 """Ranks and keys."""
 
 
@@ -28,7 +33,7 @@ class Plain:
 class KeyPlan(Plain):
     """A key, which `init` gives zeros."""
 
-    key: str
+    key: Key
     shape: tuple[int, ...] = (3,)
     dtype: str = "f8"
     op: str = "sum"
@@ -140,38 +145,67 @@ class Push(Call):
 
     Attributes
     ----------
-    without : tuple of (int, str)
+    layout : str
+        One of `layouts.LAYOUTS`, in this step and in others; or ``views``: of the gradients.
+    rate : float or None
+        The learning rate that is set once the pushes have returned, before a block ends.
+    repeated : bool
+        Whether a call has each key twice, if there are two arrays.
+    without : tuple of (int, key)
         Ranks that do not push a key, where the store takes that.
     """
 
-    keys: tuple[str, ...]
+    keys: Keys
     without: Pairs = ()
     single: bool = False
     arrays: int = 1
     priority: int = 0
+    layout: str = "plain"
+    rate: float | None = None
+    repeated: bool = False
 
 
 @dataclass(frozen=True, repr=False)
 class PushNonFinite(Call):
     """A rank pushes NaN, where the store refuses or skips NaN."""
 
-    keys: tuple[str, ...]
+    keys: Keys
     rank: int
 
 
 @dataclass(frozen=True, repr=False)
 class Pull(Call):
-    """Pull keys, into arrays of the program or new ones."""
+    """Pull keys, into arrays of the program, perhaps of another dtype, or into new ones.
 
-    keys: tuple[str, ...]
+    Attributes
+    ----------
+    twice : str
+        ``keys``: a call has each key twice; ``outs``: each key has two arrays.
+    """
+
+    keys: Keys
     out: bool = False
+    layout: str = "plain"
+    cast: bool = False
+    twice: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Look(Call):
+    """Wait for keys, then look at them on some ranks alone, by `value` or by a local pull."""
+
+    keys: Keys
+    ranks: tuple[int, ...]
+    pulls: bool = False
 
 
 @dataclass(frozen=True, repr=False)
 class PushPull(Call):
-    keys: tuple[str, ...]
+    keys: Keys
     out: bool = True
     priority: int = 0
+    layout: str = "plain"
+    cast: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -186,10 +220,12 @@ class Group(Call):
         Whether the program then goes on; the pushes are dropped.
     """
 
-    pushes: tuple[str, ...]
-    pulls: tuple[str, ...]
+    pushes: Keys
+    pulls: Keys
     fails: tuple[int, ...] = ()
     caught: bool = False
+    layout: str = "plain"
+    rate: float | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -210,7 +246,7 @@ class Overlap(Call):
         Ranks whose program raises `OnPurpose` at the end of the block.
     """
 
-    keys: tuple[str, ...]
+    keys: Keys
     without: Pairs = ()
     zeros: bool = False
     turn: int = 0
@@ -218,6 +254,8 @@ class Overlap(Call):
     inside: int | None = None
     forgets: tuple[int, ...] = ()
     fails: tuple[int, ...] = ()
+    layout: str = "plain"
+    rate: float | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -228,29 +266,34 @@ class Uneven(Call):
     ----------
     fails : tuple of int
         Ranks whose program raises `OnPurpose` at the end of the block.
+    block : str
+        ``group`` or ``overlap``: the block in which a batch is pushed, if in one.
     """
 
-    keys: tuple[str, ...]
+    keys: Keys
     batches: tuple[int, ...]
     pulls: bool = False
     fails: tuple[int, ...] = ()
+    block: str = ""
 
 
 @dataclass(frozen=True, repr=False)
 class Reset(Call):
-    keys: tuple[str, ...]
+    keys: Keys
+    layout: str = "plain"
 
 
 @dataclass(frozen=True, repr=False)
 class Broadcast(Call):
-    keys: tuple[str, ...]
+    keys: Keys
+    layout: str = "plain"
 
 
 @dataclass(frozen=True, repr=False)
 class Wait(Call):
     """Wait for keys, or for all."""
 
-    keys: tuple[str, ...] = ()
+    keys: Keys = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -260,9 +303,13 @@ class Barrier(Call):
 
 @dataclass(frozen=True, repr=False)
 class AllReduce(Call):
+    """Reduce an array without a key, into itself or a new one."""
+
     size: int = 1
     dtype: str = "f8"
     op: str = "sum"
+    layout: str = "plain"
+    out: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -302,6 +349,21 @@ class Save(Call):
 @dataclass(frozen=True, repr=False)
 class Load(Call):
     """Load the newest checkpoint of the same keys, if there is one."""
+
+
+@dataclass(frozen=True, repr=False)
+class Move(Call):
+    """Save a checkpoint, close the store, and load the checkpoint into another store.
+
+    Attributes
+    ----------
+    empty : bool
+        Whether the new store gets its keys from the checkpoint; else it has them in another order.
+    """
+
+    update_on: str = "every_rank"
+    bucket_bytes: int = 25 << 20
+    empty: bool = False
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -12,7 +14,9 @@ import numpy as np
 import ncclkv
 from ncclkv.comm import world
 from tests.world import plan as p
-from tests.world.model import Array, Model, State
+from tests.world.arrays import Array
+from tests.world.layouts import laid_out
+from tests.world.model import Model, State, by_op
 from tests.world.twin import Twin, optimizer
 
 
@@ -54,11 +58,23 @@ class Store:
         self.optimizer = descent(rule) if isinstance(rule, p.Sgd) else optimizer(rule)
         self.kv.set_optimizer(self.optimizer)
 
+    def change(self, rate: float | None) -> float:
+        """Change the learning rate, where there is one; return what it is now."""
+        model = self.model
+        if rate is None or model.sgd is None or model.sgd.halved_after:
+            return model.rate
+        self.optimizer.learning_rate = rate
+        return rate
+
     def flush(self) -> None:
         """Reduce what was pushed, where the numbers and keys of the flush count."""
         if self.model.pending:
-            self.kv.wait()
-            self.model.pending.clear()
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for all pushes."""
+        self.kv.wait()
+        self.model.pending.clear()
 
 
 class Player:
@@ -84,11 +100,12 @@ class Player:
         self.size = program.size
         self.number = 0
         self.stores: dict[int, Store] = {}
+        self._kept: defaultdict[str, dict[Any, Array]] = defaultdict(dict)
         self._stack = stack
         self._files = files
 
-    def create(self, number: int, plan: p.StorePlan) -> None:
-        """Create a store, and give it its optimizer and keys."""
+    def create(self, number: int, plan: p.StorePlan, *, empty: bool = False) -> Store:
+        """Create a store, and give it its optimizer, and its keys unless a load does."""
         options: dict[str, Any] = {} if plan.timeout is None else {"timeout": plan.timeout}
         kv = self.open(
             update_on=plan.update_on,
@@ -105,7 +122,9 @@ class Player:
             store.use(plan.optimizer)
         elif plan.adds:
             kv.set_updater(_add)
-        self.init(store, plan.keys)
+        if not empty:
+            self.init(store, plan.keys)
+        return store
 
     def _model(self, plan: p.StorePlan) -> Model:
         """Return the model of a new store."""
@@ -123,6 +142,14 @@ class Player:
         """Return an array as the program gives it to a store."""
         return array
 
+    def placed(self, arrays: Sequence[Array], layout: str, use: str) -> list[Any]:
+        """Return copies of arrays in a layout as the program gives them to a store for a use."""
+        return [self.given(each) for each in laid_out(arrays, layout, self._kept[use])]
+
+    def write(self, view: Any, array: Array) -> None:
+        """Write to an array of a store."""
+        view[...] = array
+
     def numbers(self, found: Any) -> Array:
         """Return the numbers of a store's array."""
         return np.asarray(found)
@@ -134,8 +161,7 @@ class Player:
 
     def init(self, store: Store, keys: tuple[p.KeyPlan, ...]) -> None:
         """Give keys zeros, in one call for each op."""
-        for op in dict.fromkeys(key.op for key in keys):
-            some = [key for key in keys if key.op == op]
+        for op, some in by_op(keys):
             zeros = [np.zeros(key.shape, key.dtype) for key in some]
             store.kv.init([key.key for key in some], zeros, op=op)
 
@@ -151,19 +177,21 @@ class Player:
         if self.rank in ranks:
             raise OnPurpose(f"rank {self.rank} fails on purpose")
 
-    def compare(self, store: Store, key: str, found: Any) -> None:
+    def compare(self, store: Store, key: p.Key, found: Any) -> None:
         """Fail unless an array is the value of a key."""
         array = self.numbers(found)
         if not store.spoilt and not store.model.agrees(key, array):
             self.doubt(store)
-            self.wrong(f"store {self._number(store)}, key {key!r}", array, store.model.values[key])
+            self.wrong(
+                f"store {self.number_of(store)}, key {key!r}", array, store.model.values[key]
+            )
 
     def same(self, store: Store, what: str, found: Any, wanted: Array) -> None:
         """Fail unless the result of a verb without keys is as it should be."""
         array = self.numbers(found)
         if not store.spoilt and not np.array_equal(array, wanted):
             self.doubt(store)
-            self.wrong(f"store {self._number(store)}, {what}", array, wanted)
+            self.wrong(f"store {self.number_of(store)}, {what}", array, wanted)
 
     def doubt(self, store: Store) -> None:
         """Raise the error of a store which promises an error after a wrong value."""
@@ -178,7 +206,8 @@ class Player:
             f"{_short(wanted)}"
         )
 
-    def _number(self, store: Store) -> int:
+    def number_of(self, store: Store) -> int:
+        """Return the number that steps have for a store."""
         return next(number for number, each in self.stores.items() if each is store)
 
 

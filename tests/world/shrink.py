@@ -23,8 +23,9 @@ def shrunk(case: Case) -> Case:
 
 
 def kind(complaint: str) -> str:
-    """Return a complaint without its numbers and its stacks."""
-    return re.sub(r"[\d.]+", "N", complaint.splitlines()[0] if complaint else "")[:100]
+    """Return a complaint without its numbers, values and stacks."""
+    first = complaint.splitlines()[0] if complaint else ""
+    return re.sub(r"[\d.]+", "N", first.partition(": found [")[0])[:100]
 
 
 def _complains(case: Case, wanted: str) -> bool:

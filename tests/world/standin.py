@@ -17,7 +17,7 @@ from tests.nccl.standin.faults import Faults
 from tests.nccl.standin.stores import StandInStores
 from tests.nccl.standin.worker import Worker, worker_of_thread
 from tests.world import plan
-from tests.world.model import Array
+from tests.world.arrays import Array
 from tests.world.play import play
 from tests.world.player import Player, Store
 
@@ -73,7 +73,10 @@ class StandInPlayer(Player):
 
     def given(self, array: Array) -> Any:
         """Return the array, or a new array on the device, which its stream fills."""
-        return array if draw() < 0.2 else self._streams.put(array)
+        return array if draw() < 0.2 else self._streams.put(array.copy())
+
+    def write(self, view: Any, array: Array) -> None:
+        self._streams.write(view, array)
 
     def numbers(self, found: Any) -> Array:
         """Return an array's numbers, which the current stream or another copies to the host."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.world import faults, model, plan
+from tests.world import arrays, faults, plan
 from tests.world.draw import Draw, draw
 from tests.world.faults import DEATHS, FAULTS, Fault, break_program
 from tests.world.oracle import reverse_verdict, run, verdict
@@ -77,7 +77,7 @@ def test_a_wrong_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         timeout=10.0,
     )
     assert not verdict(run(program))
-    monkeypatch.setitem(model._OPS, "sum", lambda *args, **kw: right(*args, **kw) + 1)
+    monkeypatch.setitem(arrays._OPS, "sum", lambda *args, **kw: right(*args, **kw) + 1)
     complaint = verdict(run(program))
     assert "WrongValue: rank 0, step 1, store 0, key 'a'" in complaint
 
@@ -111,3 +111,49 @@ def test_seconds_are_the_same_on_every_python() -> None:
 def test_a_program_printed_is_its_source(seed: int) -> None:
     program = draw(seed, 2, 20)
     assert eval(repr(program), vars(plan)) == program
+
+
+def test_a_store_has_keys_of_one_kind_also_further_ones() -> None:
+    found = set()
+    for seed in range(60):
+        program, _ = break_program(draw(seed, 2, 8), Draw(seed))
+        steps = [step.step if isinstance(step, plan.Only) else step for step in program.steps]
+        for number, store in enumerate(program.stores):
+            added = [s.keys for s in steps if isinstance(s, plan.Init) and s.store == number]
+            keys = [each.key for several in (store.keys, *added) for each in several]
+            kinds = {type(key) for key in keys}
+            assert len(kinds) == 1
+            found |= kinds
+    assert found == {int, str}
+
+
+@pytest.mark.parametrize("missing", ["error", "zeros"])
+@pytest.mark.parametrize("kind", [plan.Push, plan.Group, plan.Overlap])
+def test_a_learning_rate_may_change_inside_a_step(kind: type[plan.Call], missing: str) -> None:
+    keys = (plan.KeyPlan("a", (40,)),)
+    store = plan.StorePlan(keys, plan.Sgd(0.5), missing=missing)
+    given = {"pushes": ("a",), "pulls": ("a",)} if kind is plan.Group else {"keys": ("a",)}
+    steps = tuple(kind(0, **given, rate=rate) for rate in (0.25, 0.125))  # type: ignore[call-arg]
+    program = plan.Program(2, (store,), steps, timeout=10.0)
+    assert not verdict(run(program))
+
+
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("update_on", ["every_rank", "root", "sharded"])
+def test_a_store_is_loaded_into_another(update_on: str, empty: bool) -> None:
+    keys = plan.KeyPlan("a", (40,)), plan.KeyPlan("b", (3,), "f4")
+    stores = [plan.StorePlan(keys, adds=True)]
+    if not empty:
+        stores.append(plan.StorePlan(keys, plan.Sgd(0.5, 0.5), update_on="sharded"))
+    push = plan.Push(0, ("a", "b"))
+    for store in stores:
+        steps = (push, plan.Move(0, update_on, 256, empty), push)
+        assert not verdict(run(plan.Program(2, (store,), steps, timeout=10.0)))
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+@pytest.mark.parametrize("block", ["", "group", "overlap"])
+def test_batches_of_an_uneven_block_may_be_blocks(block: str, pulls: bool) -> None:
+    store = plan.StorePlan((plan.KeyPlan("a", (40,)), plan.KeyPlan("b", op="avg")))
+    steps = (plan.Uneven(0, ("a", "b"), (1, 3), pulls, block=block),)
+    assert not verdict(run(plan.Program(2, (store,), steps, timeout=10.0)))

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.world import model
+from tests.world import arrays
 from tests.world.__main__ import main
 from tests.world.case import case_of, run
 from tests.world.search import search
@@ -17,7 +17,7 @@ from tests.world.shrink import kind, shrunk
 @pytest.fixture
 def wrong_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the model expect a sum that no store makes."""
-    monkeypatch.setitem(model._OPS, "sum", lambda *args, **kw: np.add.reduce(*args, **kw) + 1)
+    monkeypatch.setitem(arrays._OPS, "sum", lambda *args, **kw: np.add.reduce(*args, **kw) + 1)
 
 
 def test_a_search_without_a_failure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 import ncclkv
-from tests.world.model import Array, Model, State
-from tests.world.plan import KeyPlan, Other, StorePlan
+from tests.world.arrays import Array
+from tests.world.model import Model, State
+from tests.world.plan import Key, KeyPlan, Other, StorePlan
 
 
 class Twin(Model):
@@ -26,7 +27,7 @@ class Twin(Model):
         for key in new:
             self._local.init(key.key, np.zeros(key.shape, key.dtype))
 
-    def fold(self, name: str, total: Array) -> None:
+    def fold(self, name: Key, total: Array) -> None:
         self._local.push(name, total)
         self.values[name] = np.asarray(self._local.pull(name))
 
