@@ -56,6 +56,9 @@ _KILL_SECONDS = 2.0
 The ranks get SIGKILL at once, from their supervisors.
 """
 
+_LAST_READS = 16
+"""Passes over all connections before running ranks count as killed; ranks may write for ever."""
+
 _OUTPUT_SECONDS = 2.0
 """Seconds for the last output to arrive after the end of the launcher."""
 
@@ -241,7 +244,10 @@ class Job:
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """Make supervisors kill running ranks; end the launcher by SIGTERM, at last by SIGKILL."""
-        self._read(0)
+        # A supervisor's end is read after its last output: in one pass only one of the two.
+        for _ in range(_LAST_READS):
+            if not self._read(0):
+                break
         for rank in self._ranks.values():
             rank.killed = not rank.over
         self._connections.send(wire.KILL)

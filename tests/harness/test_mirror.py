@@ -11,7 +11,11 @@ from tests.harness.source import ROOT
 UNIT = ROOT / "tests" / "unit"
 
 OTHERS = {
+    "launch/test_recipes.py": "the files of launch/ that a person copies",
+    "observe/test_seeded.py": "traces and metrics of stores in seeded worlds",
+    "release/test_files.py": "the documents of a release",
     "store/test_interrupted.py": "all verbs of the store, and what an error within them leaves",
+    "test_import_time.py": "the whole package: the modules that an import loads",
     "test_readme.py": "README.md, whose sentences it holds to what is so",
     "test_rules_concurrency.py": "the whole source: the one module of clocks and threads",
     "test_rules_imports.py": "the whole source: who imports whom",

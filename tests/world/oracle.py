@@ -107,13 +107,13 @@ def _complaint(outcome: Outcome, expected: Expectation, lost: float, slack: floa
     words = expected.words if lost < _PATIENCE else expected.words[:1]
     for rank in range(outcome.size):
         error, own = outcome.errors.get(rank), rank == expected.rank
-        name = "" if error is None else type(error).__name__
+        names = _classes(error, expected.rank)
         if rank not in outcome.ended:
             lines.append(f"rank {rank} has not ended")
             continue
-        if name not in (expected.own if own else expected.others):
+        if names.isdisjoint(expected.own if own else expected.others):
             lines.append(f"rank {rank} has the wrong end: {told(error)}")
-        elif error is not None and (not own or name in expected.named):
+        elif error is not None and (not own or names.intersection(expected.named)):
             missing = [word for word in words if not says(error, word)]
             lines += [f"rank {rank}: no {word!r} in the text: {error}" for word in missing]
         seconds = expected.seconds + lost + slack + (expected.later if own else 0.0)
@@ -123,6 +123,17 @@ def _complaint(outcome: Outcome, expected: Expectation, lost: float, slack: floa
     if expected.some and expected.some not in others:
         lines.append(f"no rank has {expected.some}")
     return "\n".join([*lines, f"({expected.fault}, rank {expected.rank})"]) if lines else ""
+
+
+def _classes(error: BaseException | None, lost: int) -> set[str]:
+    """Return the name of an error's class, and of another for which it may stand.
+
+    A rank that raises in a block leaves it early, and others may find that before its farewell.
+    """
+    if error is None:
+        return {""}
+    early = f"an exception has ended the block of rank {lost}" in str(error)
+    return {type(error).__name__, *["RankLost"] * early}
 
 
 def says(error: BaseException, word: str) -> bool:

@@ -45,14 +45,13 @@ _in_flight: dict[ProgressEngine, None] = {}
 
 _engines: weakref.WeakValueDictionary[int, ProgressEngine] = weakref.WeakValueDictionary()
 _numbers = count(1)
-_engines_lock = concurrency.Lock()
 
 
 def progress_engines() -> list[ProgressEngine]:
     """Return the engines of this process that have not failed, in the order of their creation."""
-    with _engines_lock:
-        engines = list(_engines.values())
-    return [each for each in engines if each.failure is None]
+    # The references are copied at once, so no thread needs a lock that an exception could keep.
+    engines = [reference() for reference in _engines.valuerefs()]
+    return [each for each in engines if each is not None and each.failure is None]
 
 
 def open_progress_engines(thread: int) -> list[ProgressEngine]:
@@ -125,8 +124,7 @@ class ProgressEngine:
         self.observer: WaitObserver | None = None
         self.multi_node = False
         self.lock = concurrency.RLock()
-        with _engines_lock:
-            _engines[next(_numbers)] = self
+        _engines[next(_numbers)] = self
 
     def siblings(self) -> list[ProgressEngine]:
         """Return the other engines of this thread that have not failed."""
