@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ncclkv import KVStore
+from ncclkv import Instrument, KVStore
 from ncclkv.errors import UsageError
 from ncclkv.optimizer import SGD
 from tests.conformance.stores import Stores
@@ -68,6 +68,7 @@ def verbs(kv: KVStore, directory: Path) -> dict[str, Call]:
 
     gradients, outs = [array(1), array(2)], [array(0), array(0)]
     path = str(directory)
+    observer = Instrument()
     return {
         "init": lambda: kv.init(["a", "b"], [array(1), array(2)]),
         "reset": lambda: kv.reset("a", array(3)),
@@ -93,6 +94,11 @@ def verbs(kv: KVStore, directory: Path) -> dict[str, Call]:
         "load": lambda: kv.load(path),
         "save_optimizer_states": lambda: kv.save_optimizer_states(path),
         "load_optimizer_states": lambda: kv.load_optimizer_states(path),
+        "add_instrument": lambda: (kv.add_instrument(observer), push()),
+        "remove_instrument": lambda: kv.remove_instrument(observer),
+        "trace": lambda: (kv.trace(f"{path}-traces"), push(), kv.wait()),
+        "stop_traces": kv.stop_traces,
+        "metrics": lambda: (kv.metrics(), push(), kv.metrics()),
         "wait": kv.wait,
         "barrier": kv.barrier,
         "close": kv.close,

@@ -13,13 +13,13 @@ from tests.world.case import case_of, run
 from tests.world.search import search
 
 SEEDS = {
-    "a_crossing_proven_by_times": 65,
-    "a_launch_after_the_record_of_its_block": 11,
+    "a_crossing_proven_by_times": 5,
+    "a_launch_after_the_record_of_its_block": 50,
     "a_lost_wake_up": 0,
     "a_flag_before_its_data": 0,
-    "a_chunk_published_before_it_is_copied": 231,
-    "a_slot_used_again_too_early": 58,
-    "a_half_used_again_too_early": 345,
+    "a_chunk_published_before_it_is_copied": 286,
+    "a_slot_used_again_too_early": 0,
+    "a_half_used_again_too_early": 80,
     "a_mapped_array_given_back_too_early": 166,
     "sums_given_back_before_the_neighbours_have_written": 50,
     "a_stale_number_of_a_collective": 20,
