@@ -203,7 +203,7 @@ class Turns:
             stall = int(self.draw() * self.draw() * habits.longest_stall)
             self.lost += stall
             actor.ready_at = self.now + stall
-        elif drawn > habits.switch_rate:
+        elif drawn > habits.switch_rate and self._stopped.get(actor.rank, 0) <= self.now:
             return
         else:
             actor.ready_at = self.now
@@ -271,9 +271,8 @@ class Turns:
         actor.label = label
         self._trace.note(self.now, actor.number, label)
         if seconds := self._accidents.at_point(actor):
+            # The caller gives way: in a wait only when it can be woken.
             self._stopped[actor.rank] = self.now + int(seconds * NANOSECONDS)
-            actor.ready_at = self.now
-            self._give_way(actor)
         return actor
 
     def _pause(self, actor: Actor, nanoseconds: int) -> int:

@@ -20,7 +20,11 @@ PAGE = ROOT / "docs" / "running.md"
 pytestmark = pytest.mark.limit(60)
 
 NAMES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-SHOW = f"import os; print(*(os.environ.get(name, '-') for name in {NAMES}))"
+SHOW = (
+    f"import os; os.write(1, (' '.join(os.environ.get(name, '-') for name in {NAMES}) + '\\n')"
+    ".encode())"
+)
+"""One write for each rank: lines of several `print` may mix under mpirun."""
 PROGRAM = (sys.executable, "-c", SHOW)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import CommTimeout, KVStoreError, RankLost
-from ncclkv.testing import Seeded, sleep
+from ncclkv.testing import Seeded, sleep, start_thread
 from ncclkv.testing.faults import LoseMessages, Raise, Stop, Suspend
 
 SEEDS = range(12)
@@ -88,3 +88,15 @@ def test_lost_messages_are_no_wrong_sums(seed: int, monkeypatch: pytest.MonkeyPa
     assert not outcome.results
     for error in outcome.errors.values():
         assert isinstance(error, (CommTimeout, RankLost)), error
+
+
+@pytest.mark.parametrize("point", range(1, 12))
+def test_a_rank_that_stops_at_the_begin_of_a_wait_is_woken(point: int) -> None:
+    """Let what it waits for happen meanwhile."""
+
+    def body() -> None:
+        thread = start_thread(lambda: None)
+        thread.join()
+
+    for seed in range(5):
+        assert not Seeded(seed, faults=[Stop(0, point, 5.0)]).run(2, body, TIMEOUT).errors
