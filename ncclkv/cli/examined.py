@@ -69,7 +69,7 @@ def rank_0(ranks: int, *, test: bool, text: Callable[[Examined], str]) -> Examin
     """
     own = Report(0, socket.gethostname(), [*examine(ranks)])
     why = "the launcher killed all ranks, as it does when one of them crashes in MPI's start"
-    killed = Row("self-test", "killed", "", why, "mend the other rows first", BLOCKS)
+    killed = Row("self-test", "killed", "", why, "the other rows come first", BLOCKS)
     with if_killed(text(_put_together([own], ranks, [], [Merged(killed)]))):
         ended = selftest.ask_trial(own, test=test)
     reports = [from_json(each) for each in ended.told.get("reports", [])] or [own]

@@ -87,5 +87,5 @@ def ranks(size: int, reports: Sequence[Report], failure: str = "") -> Row:
         return Row("ranks", str(size), used)
     lost = f"no report of {format_ranks(missing)}" if missing else ""
     why = "; ".join(filter(None, (lost, failure)))
-    mend = "mend other rows that block first; each host must be reached: ssh HOST true"
+    mend = "the other rows that block come first; each host must be reached: ssh HOST true"
     return Row("ranks", f"{size - len(missing)} of {size}", used, why, mend, BLOCKS)

@@ -49,6 +49,8 @@ class Engine:
 
     Attributes
     ----------
+    missing_zeros : bool
+        As given.
     layout : Layout
         The keys and their memory.
     kernels : Kernels
@@ -91,7 +93,7 @@ class Engine:
             multiple=placement.multiple,
         )
         self._reducer = Reducer(comm, self.layout, self.updates, self.events)
-        self._missing_zeros = missing_zeros
+        self.missing_zeros = missing_zeros
         self._nonfinite = NonfiniteReport(comm, self.layout.registry, nonfinite)
         self._device_checked: DeviceCheckedFlush | None = None
         if self._nonfinite.enabled and not comm.blocks:
@@ -118,16 +120,16 @@ class Engine:
     def _own_policy(self) -> FlushPolicy:
         """Return the policy outside uneven blocks, for the update rule in force."""
         checked = self._device_checked
-        if not (self._missing_zeros or self._nonfinite.enabled):
+        if not (self.missing_zeros or self._nonfinite.enabled):
             return (NormFlush if self.rule.norms else EagerFlush)(self._reducer)
-        if checked is None or self._missing_zeros or not self.rule.can_skip:
+        if checked is None or self.missing_zeros or not self.rule.can_skip:
             return self._agreed_policy(uneven=False)
         return checked
 
     def _agreed_policy(self, *, uneven: bool) -> AgreedFlush:
         """Return a policy of flushes that begin with an exchange, in or outside an uneven block."""
         return AgreedFlush(
-            self._reducer, self._nonfinite, missing_zeros=self._missing_zeros, uneven=uneven
+            self._reducer, self._nonfinite, missing_zeros=self.missing_zeros, uneven=uneven
         )
 
     def begin_uneven(self) -> AgreedFlush:
@@ -237,16 +239,12 @@ class Engine:
         ------
         UsageError
         """
-        if push.in_place or self._missing_zeros:
-            self.check_free(push)
+        if push.in_place or self.missing_zeros:
+            push.check_free(missing_zeros=self.missing_zeros)
         if self.policy.allows_missing:
             # Ranks may push different keys: the flush counts the updates, equally on all ranks.
             return self.updates.rule.step()
         return self.updates.rule.step(map(BucketPush.pushed, push.parts))
-
-    def check_free(self, push: Push) -> None:
-        """Refuse a push whose gradients are in use, as `Push.check_free`."""
-        push.check_free(missing_zeros=self._missing_zeros)
 
     def pack_and_launch(self, push: Push, arrays: Sequence[Array], step: Any) -> None:
         """Pack a push into its buckets, and launch the buckets that the policy selects.

@@ -49,7 +49,7 @@ class Group:
                 if key not in repeated and len(values[key]) == 1
             }
             push, arrays = engine.plan_push(direct)
-        engine.check_free(push)
+        push.check_free(missing_zeros=engine.missing_zeros)
         copies = {key: [copy(array) for array in several] for key, several in values.items()}
         for key in repeated - self._copies.keys():
             copies[key].insert(0, copy(engine.layout[key].gradient_view))

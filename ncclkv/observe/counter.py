@@ -45,7 +45,7 @@ class _Bucket:
 
 @dataclass
 class _Late:
-    """Sums that a rank has entered last."""
+    """Sums that a rank has entered last, or waits for it."""
 
     count: int = 0
     seconds: float = 0.0

@@ -32,7 +32,7 @@ ACCIDENTS = 0.2
 """The part of the valid programs to which something happens."""
 
 CROSSINGS = 0.2
-"""The part of the seeds that are crossings of two stores, which take a twentieth of the time."""
+"""The part of the seeds that are crossings of two stores, whose programs are short."""
 
 TIMEOUT, LONG_TIMEOUT = 60.0, 300.0
 """Seconds that ranks wait for each other: less where some wait in vain, since that takes points."""

@@ -1,7 +1,7 @@
 """The shortest programs whose ranks wait for each other in two stores, by messages alone.
 
 A rank then learns of the other's wait by a report that it has requested, perhaps while the machine
-is suspended.  Few other programs have such a wait, and each of these takes a third of their time.
+is suspended.  Few other programs have such a wait.
 """
 
 from __future__ import annotations

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+import ncclkv
 from tests.world import arrays, faults, plan
 from tests.world.draw import Draw, draw
 from tests.world.faults import DEATHS, FAULTS, Fault, break_program
@@ -153,7 +155,19 @@ def test_a_store_is_loaded_into_another(update_on: str, empty: bool) -> None:
 
 @pytest.mark.parametrize("pulls", [False, True])
 @pytest.mark.parametrize("block", ["", "group", "overlap"])
-def test_batches_of_an_uneven_block_may_be_blocks(block: str, pulls: bool) -> None:
+def test_batches_of_an_uneven_block_may_be_blocks(
+    block: str, pulls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered = []
+    for name in ("group", "overlap"):
+        made = getattr(ncclkv.KVStore, name)
+
+        def noted(kv: Any, *keys: Any, name: str = name, made: Any = made) -> Any:
+            entered.append(name)
+            return made(kv, *keys)
+
+        monkeypatch.setattr(ncclkv.KVStore, name, noted)
     store = plan.StorePlan((plan.KeyPlan("a", (40,)), plan.KeyPlan("b", op="avg")))
     steps = (plan.Uneven(0, ("a", "b"), (1, 3), pulls, block=block),)
     assert not verdict(run(plan.Program(2, (store,), steps, timeout=10.0)))
+    assert entered == ([block] * 4 if block else [])
