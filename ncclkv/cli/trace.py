@@ -10,7 +10,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.errors import LaunchError
+
+_SHOWN = 8
+"""Number of ranks that are listed."""
 
 if TYPE_CHECKING:
     from ncclkv.observe.clocks import Offset
@@ -46,8 +50,8 @@ def main(arguments: argparse.Namespace) -> int:
         ) from error
     ranks = {file.header["rank"] for file in files}
     sys.stdout.write(
-        f"{output}: {len(merged['traceEvents']):,} events of {len(ranks)} ranks, from "
-        f"{len(files)} files; open it at https://ui.perfetto.dev or in chrome://tracing\n"
+        f"{output}: {len(merged['traceEvents']):,} events of {format_ranks(ranks, _SHOWN)}, from "
+        f"{len(files)} file{'s' * (len(files) > 1)}; open it at https://ui.perfetto.dev or in chrome://tracing\n"
     )
     sys.stdout.writelines(f"{line}\n" for line in _describe_clocks(files, clocks))
     return 0

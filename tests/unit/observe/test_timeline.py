@@ -143,7 +143,7 @@ def test_the_command_writes_what_a_viewer_reads(
 ) -> None:
     output = tmp_path / "job.json"
     assert main(["trace", str(folder), "-o", str(output)]) == 0
-    assert f"events of {RANKS} ranks, from {RANKS} files" in capsys.readouterr().out
+    assert f"events of ranks 0, 1, 2, from {RANKS} files;" in capsys.readouterr().out
     read = json.loads(output.read_text())
     assert read["traceEvents"] == json.loads(json.dumps(merged(folder)))
     assert main(["trace", str(folder), "-o", str(tmp_path / "no" / "x.json")]) == WRONG
