@@ -68,6 +68,9 @@ OPTIMIZERS = ("adam", "lamb", "lars", "nag", "rmsprop", "signum")
 THREADED = 0.4
 """The part of the programs with calls that threads make for their ranks."""
 
+OPEN = 0.2
+"""The part of the programs that end without `close`."""
+
 SIZE_WEIGHTS = (6.0, 3.0, 1.0, 2.0, 0.5, 2.0, 1.0)
 
 
@@ -102,7 +105,9 @@ def draw(
         program = _Context(draws, size, number, stores, busy)
         steps.append(draws.weighted(kinds, habits)(program))
     steps = _by_threads(Draw(f"threads {seed}"), size, steps)
-    return p.Program(size, stores, tuple(steps), _environment(draws), timeout)
+    environment = _environment(draws)
+    closes = not Draw(f"end {seed}").chance(OPEN)
+    return p.Program(size, stores, tuple(steps), environment, timeout, closes)
 
 
 def _by_threads(draws: Draw, size: int, steps: Sequence[p.Step]) -> list[p.Step]:

@@ -378,6 +378,8 @@ class Program(Plain):
         Variables, equal on all ranks.
     timeout : float
         Seconds that a rank waits for another, in stores without a timeout of their own.
+    closes : bool
+        Whether the program closes its stores at the end.
     """
 
     size: int
@@ -385,3 +387,4 @@ class Program(Plain):
     steps: tuple[Step, ...]
     environment: tuple[tuple[str, str], ...] = ()
     timeout: float = 300.0
+    closes: bool = True

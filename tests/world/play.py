@@ -56,6 +56,8 @@ def _run(player: Player) -> None:
     for store in player.stores.values():
         keys = list(store.model.keys.values())
         compare(player, store, keys, store.kv.pull([key.key for key in keys]))
+    if not player.program.closes:
+        raise Ended
     for store in player.stores.values():
         store.kv.close()
 

@@ -24,6 +24,7 @@ SEEDS = {
     "sums_given_back_before_the_neighbours_have_written": 12,
     "a_stale_number_of_a_collective": 0,
     "a_launch_outside_the_order": 151,
+    "a_finished_rank_taken_for_a_lost_one": 226,
     "a_residue_of_an_exception": 14,
     "messages_in_another_order": 6,
     "requests_used_up_in_a_burst": 781,

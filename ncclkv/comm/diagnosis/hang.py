@@ -9,6 +9,7 @@ from typing import Protocol
 from ncclkv import concurrency
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.diagnosis import crossing, stall, waits
+from ncclkv.comm.diagnosis.farewells import is_finished
 from ncclkv.comm.diagnosis.looks import Looks
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.reports import describe_last_call, format_ranks
@@ -129,21 +130,27 @@ class HangDetector:
         ended = self._ended_ranks()
         if not (departed or ended):
             return None
-        if indirect:
-            # A rank that closed normally cannot be what the awaited ranks wait for.
-            ended = {rank for rank in ended if not self._calls.recorder.is_closing(rank)}
         absent = departed.keys() | ended
         if not indirect and progress.missing(work).isdisjoint(absent):
             return None
         progress.advance()  # messages that a rank sent before it left still count
         missing = progress.missing(work)
-        lost = absent if indirect and missing else missing & absent
+        lost = missing & absent
+        if indirect and missing:
+            # A rank that waits for one that has finished raises an error, and leaves.
+            finished = self._finished(absent, departed)
+            lost |= absent - finished
         if not lost or work.finished:
             return None
         rank = min(lost, key=lambda rank: (abort.follows(departed.get(rank, "")), rank))
         if rank in departed:
             return self._left_error(rank, departed[rank], work)
         return self._died_error(rank, work)
+
+    def _finished(self, absent: Iterable[int], departed: Mapping[int, str]) -> set[int]:
+        """Return the absent ranks that ended normally: all their calls may be complete."""
+        closing = self._calls.recorder.is_closing
+        return {rank for rank in absent if is_finished(departed.get(rank, "")) or closing(rank)}
 
     def _look(self, progress: Progress, work: AwaitedWork, waited: float) -> OrderMismatch | None:
         """Compare call histories; in a long wait, periodically request those of missing ranks."""

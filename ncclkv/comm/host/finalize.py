@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ncclkv import env, notify
-from ncclkv.comm.diagnosis.reports import FEWER_BATCHES
+from ncclkv.comm.diagnosis.farewells import FINISHED, PROCESS_ENDED
 from ncclkv.comm.host.exit_wait import PATIENCE, ExitWait
 from ncclkv.comm.host.final_barrier import FinalBarrier
 from ncclkv.errors import CommError, ContractError
@@ -89,11 +89,10 @@ def _record(failure: tuple[ref[BaseException], str] | None) -> None:
 
 def farewell() -> str:
     """Return the reason in this rank's farewell at the end of its process."""
-    reason = "its process ended without closing the store"
     if _failure is not None:
-        return f"{reason}, after {_failure[1]}"
+        return f"{PROCESS_ENDED}, after {_failure[1]}"
     cause = abort.bad_end()
-    return f"{reason}, by {cause}" if cause else f"{reason} ({FEWER_BATCHES})"
+    return f"{PROCESS_ENDED}, by {cause}" if cause else FINISHED
 
 
 def end() -> None:

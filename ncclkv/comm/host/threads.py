@@ -17,6 +17,7 @@ from ncclkv import concurrency, env
 from ncclkv.comm.base import Communicator, left
 from ncclkv.comm.buffers import allocate
 from ncclkv.comm.diagnosis.call_log import call_site
+from ncclkv.comm.diagnosis.farewells import RETURNED
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.comm.messages import progress
@@ -349,7 +350,7 @@ def leave(communicator: HostCommunicator) -> None:
 
     Without the farewell the ranks that wait for this rank would wait for the whole timeout.
     """
-    communicator.calls.transport.leave("its function returned without closing the store")
+    communicator.calls.transport.leave(RETURNED)
 
 
 def release(made: Sequence[HostCommunicator]) -> None:

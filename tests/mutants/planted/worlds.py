@@ -172,6 +172,16 @@ MUTANTS = (
         tests=_found_by("messages_in_another_order"),
     ),
     Mutant(
+        name="a-finished-rank-taken-for-a-lost-one",
+        file="ncclkv/comm/diagnosis/hang.py",
+        old="""            lost |= absent - finished
+""",
+        new="""            lost |= absent
+""",
+        why="a rank that waits for a paused one finds that a third has ended its program",
+        tests=_found_by("a_finished_rank_taken_for_a_lost_one"),
+    ),
+    Mutant(
         name="requests-used-up-in-a-burst",
         file="ncclkv/comm/diagnosis/looks.py",
         old="""        due = waited + LONG_SECONDS

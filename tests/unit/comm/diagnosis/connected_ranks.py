@@ -17,6 +17,7 @@ class Transport:
         self.rank, self.size = rank, size
         self.inbox: list[tuple[int, bytes]] = []
         self.notified: list[int] = []
+        self.departed: dict[int, str] = {}
         self._all = everyone
         everyone.append(self)
 
@@ -26,7 +27,7 @@ class Transport:
             self._all[peer].inbox.append((self.rank, data))
 
     def left_ranks(self) -> dict[int, str]:
-        return {}
+        return self.departed
 
     def has_ended(self, rank: int) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Hang detector: the requests and the lines of a long wait for a rank without a page here."""
+"""Hang detector: a long wait for a rank without a page here, and ranks that have left meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from ncclkv.comm.diagnosis.farewells import FINISHED, RETURNED
 from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
+from ncclkv.errors import KVStoreError, RankLost
 from tests.unit.comm.diagnosis.connected_ranks import note, ranks
 
 
@@ -72,3 +74,32 @@ def test_a_wait_that_has_just_ended_writes_no_line(capsys: pytest.CaptureFixture
     work.arrived = False
     detector.report(Progress(first), work, 100.0, 300.0)
     assert "a sum waits for rank 1" in capsys.readouterr().err
+
+
+def found(departed: dict[int, str]) -> KVStoreError | None:
+    """Return what rank 0 of several nodes finds in a wait for rank 1, after ranks have left."""
+    first, *_ = ranks(3)
+    first.transport.departed = departed
+    progress = Progress(first)
+    progress.multi_node = True
+    return HangDetector(first.transport, first).diagnose(progress, Sum(), 0.5)
+
+
+@pytest.mark.parametrize("farewell", [FINISHED, RETURNED])
+def test_a_rank_that_has_made_its_last_call_is_not_lost(farewell: str) -> None:
+    assert found({2: farewell}) is None
+
+
+def test_a_lost_rank_is_named_although_another_one_is_awaited() -> None:
+    error = found({2: "ValueError: no such file"})
+    assert isinstance(error, RankLost)
+    assert "rank 2 left while a sum waited for it; farewell: ValueError" in str(error)
+
+
+def test_an_awaited_rank_that_follows_a_finished_one_is_named() -> None:
+    error = found({1: f"RankLost: rank 1 of 3: rank 2 left; farewell: {FINISHED}", 2: FINISHED})
+    assert isinstance(error, RankLost)
+    assert (
+        "rank 1 left while a sum waited for it; farewell: RankLost: rank 1 of 3: rank 2 left"
+        in str(error)
+    )
