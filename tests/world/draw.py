@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import fsum
 from typing import TypeVar
 
@@ -68,6 +69,9 @@ OPTIMIZERS = ("adam", "lamb", "lars", "nag", "rmsprop", "signum")
 THREADED = 0.4
 """The part of the programs with calls that threads make for their ranks."""
 
+SHARDED = 0.25
+"""The part of the programs whose stores are all sharded: neighbours read each other's arrays."""
+
 OPEN = 0.2
 """The part of the programs that end without `close`."""
 
@@ -104,6 +108,8 @@ def draw(
         number = draws.below(len(stores))
         program = _Context(draws, size, number, stores, busy)
         steps.append(draws.weighted(kinds, habits)(program))
+    if Draw(f"shards {seed}").chance(SHARDED):
+        stores = tuple(replace(store, update_on="sharded") for store in stores)
     steps = _by_threads(Draw(f"threads {seed}"), size, steps)
     environment = _environment(draws)
     closes = not Draw(f"end {seed}").chance(OPEN)
