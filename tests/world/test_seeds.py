@@ -17,7 +17,7 @@ SEEDS = {
     "a_launch_after_the_record_of_its_block": 50,
     "a_lost_wake_up": 0,
     "a_flag_before_its_data": 0,
-    "a_chunk_published_before_it_is_copied": 286,
+    "a_chunk_published_before_it_is_copied": 287,
     "a_slot_used_again_too_early": 0,
     "a_half_used_again_too_early": 80,
     "a_mapped_array_given_back_too_early": 739,

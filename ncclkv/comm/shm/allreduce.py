@@ -232,7 +232,7 @@ class AllReduce:
         for number, start in enumerate(range(0, count, step)):
             chunk = _Chunk(number, start, min(start + step, count))
             if plan.sends is None:
-                self._staged(node.index, chunk)[:] = self._send[start : chunk.stop]
+                self._copy_in(chunk)
                 phase += 1
                 slot.publish(phase)
                 yield slot.stragglers(phase)
@@ -252,8 +252,18 @@ class AllReduce:
         """Return the elements of a chunk that each owner reduces."""
         return slices(chunk.stop - chunk.start, self._node.owners, start=chunk.start)
 
+    def _copy_in(self, chunk: _Chunk) -> None:
+        """Copy the slices of a chunk that peers reduce to this rank's staging memory."""
+        own = self._staged(self._node.index, chunk)
+        for index, (lo, hi) in enumerate(self._slices(chunk)):
+            if index != self._node.index:
+                own[lo - chunk.start : hi - chunk.start] = self._send[lo:hi]
+
     def _reduce_chunk(self, chunk: _Chunk) -> Steps:
-        """Reduce this rank's slice of a chunk; into its own copy if a `receive` is not mapped."""
+        """Reduce this rank's slice of a chunk; into its own copy, too, if a `receive` is unmapped.
+
+        The copy comes first: `receive` may be this rank's part of the sum.
+        """
         node, plan = self._node, self._plan
         if node.index >= node.owners:
             return
@@ -261,14 +271,15 @@ class AllReduce:
         if plan.sends is None:
             copies = [self._staged(each, chunk) for each in range(len(node.ranks))]
             parts = [copy[lo - chunk.start : hi - chunk.start] for copy in copies]
+            parts[node.index] = self._send[lo:hi]
         else:
             parts = [send[lo:hi] for send in plan.sends.values()]
+        mine = [self._receive[lo:hi]] if plan.is_local else []
         if plan.receives is None:
             own = self._staged(node.index, chunk)
-            targets = [own[lo - chunk.start : hi - chunk.start]]
+            targets = [own[lo - chunk.start : hi - chunk.start], *mine]
         else:
-            mine = [self._receive] if plan.is_local else []
-            targets = [receive[lo:hi] for receive in (*mine, *plan.receives.values())]
+            targets = [*mine, *(receive[lo:hi] for receive in plan.receives.values())]
         if self._cross is None:
             self._in_blocks(
                 lo, targets, lambda block, a, b: plan.reduce([part[a:b] for part in parts], block)
@@ -297,10 +308,12 @@ class AllReduce:
                 self._apply(begin + lo, begin + hi)
 
     def _copy_out(self, chunk: _Chunk) -> None:
-        """Copy each slice of a chunk from the staging memory of its owner."""
+        """Copy the peers' slices of a chunk from the staging memory of their owners."""
         if not self._plan.is_local:
             return
         for index, (lo, hi) in enumerate(self._slices(chunk)):
+            if index == self._node.index:
+                continue
             summed = self._staged(index, chunk)[lo - chunk.start : hi - chunk.start]
             move(self._receive[lo:hi], summed, self._receive.nbytes)
 

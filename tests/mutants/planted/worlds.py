@@ -75,13 +75,13 @@ MUTANTS = (
     Mutant(
         name="a-chunk-published-before-it-is-copied",
         file=ALLREDUCE,
-        old="""                self._staged(node.index, chunk)[:] = self._send[start : chunk.stop]
+        old="""                self._copy_in(chunk)
                 phase += 1
                 slot.publish(phase)
 """,
         new="""                phase += 1
                 slot.publish(phase)
-                self._staged(node.index, chunk)[:] = self._send[start : chunk.stop]
+                self._copy_in(chunk)
 """,
         why="a long sum adds what a neighbour's memory held before",
         tests=_found_by("a_chunk_published_before_it_is_copied"),
