@@ -48,6 +48,8 @@ class SmallAllReduce:
     tables : list of bytes or None
         For each slot, the addresses that `short_sum` takes; None if C makes no such sums.
     average : bool
+    as_words : bool
+        Whether C takes the arrays as words.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class SmallAllReduce:
         in_c = root is None and compiled.sums(dtype, op) and len(node.ranks) <= MAX_RANKS
         self.tables = [self._table(copies) for copies in self.copies] if in_c else None
         self.average = op == "avg"
+        self.as_words = in_c and compiled.words(self.copies[0][0]) is not self.copies[0][0]
 
     def _table(self, copies: Sequence[Buffer]) -> bytes:
         """Return the addresses of every rank's flags, headers and copy, for `short_sum`."""
@@ -91,6 +94,8 @@ class SmallAllReduceWork(HostWork):
     ) -> None:
         self.what = small.call
         self._small = small
+        if small.as_words:
+            send, receive = compiled.words(send), compiled.words(receive)
         self._send, self._receive = send, receive
         self._apply = apply
         self._slot = small.node.sequence.next_slot()

@@ -1,8 +1,9 @@
 """Kernels in C, from ``c/compiled.c``.
 
-`total`, `update`, `measure` and `copy` return whether they have done the work.  They do nothing if
-an array is not C-contiguous, or, for arithmetic, if C does not have it for the arrays' dtypes, or
-for another byte order than the machine's; NumPy then does the work.  Arrays may lie at any address.
+`total`, `update`, `measure`, `copy` and `cast` return whether they have done the work.  They do
+nothing if an array is not C-contiguous, or, for arithmetic, if C does not have it for the arrays'
+dtypes, or for another byte order than the machine's; NumPy then does the work.  Arrays may lie at
+any address.
 
 All raise TypeError for a wrong number or kind of arguments.  They raise ValueError for arrays of
 different lengths, and for a read-only array that would be written.
@@ -18,7 +19,8 @@ def total(parts: Sequence[Array], out: Array, average: bool, stream: bool, /) ->
     Parameters
     ----------
     parts : sequence of ndarray
-        At least one; all float32 or all float64, as `out`.
+        At least one, all of the dtype of `out`.  Those of 16 bits are summed in float32, and `out`
+        may be of float32; bfloat16 is given as uint16, with the same bits.
     out : ndarray
     average : bool
         Divide the sum by the number of parts.
@@ -72,6 +74,12 @@ def checksum(array: Array, block: int, /) -> int:
 
 COMPLETE: int
 MAX_RANKS: int
+
+def cast(target: Array, source: Array, /) -> bool:
+    """Convert as ``astype`` does, between float32 and a dtype of 16 bits.
+
+    bfloat16 is given as uint16, with the same bits.
+    """
 
 def short_sum(
     table: bytes,

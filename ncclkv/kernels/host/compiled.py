@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from ncclkv import env
+from ncclkv.arrays.dtypes import is_low_precision
+from ncclkv.kernels.base import Array
 
 try:
     from ncclkv.kernels.host._compiled import COMPLETE as COMPLETE
     from ncclkv.kernels.host._compiled import MAX_RANKS as MAX_RANKS
     from ncclkv.kernels.host._compiled import append_call as append_call
+    from ncclkv.kernels.host._compiled import cast as cast
     from ncclkv.kernels.host._compiled import checksum as checksum
     from ncclkv.kernels.host._compiled import copy as copy
     from ncclkv.kernels.host._compiled import measure as measure
@@ -45,8 +48,7 @@ STREAM_PART_BYTES = 4 * 1024
 
 active = BUILT and env.compiled()
 
-REAL = (np.dtype(np.float32), np.dtype(np.float64))
-"""Dtypes of the sums in C."""
+_REAL = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def kinds() -> str:
@@ -65,9 +67,14 @@ def reason(dtype: np.dtype[Any], op: str) -> str:
         return "NCCLKV_COMPILED=0 turns C off, so NumPy makes sums, updates and copies"
     if sums(dtype, op):
         return ""
-    return f"NumPy makes {op} of {dtype}; C has sum and avg of float32 and float64 alone"
+    return f"NumPy makes {op} of {dtype}; C has sum and avg of floating-point numbers alone"
 
 
 def sums(dtype: np.dtype[Any], op: str) -> bool:
     """Return whether C reduces arrays of `dtype` by `op`."""
-    return active and dtype in REAL and op in ("sum", "avg")
+    return active and op in ("sum", "avg") and (dtype in _REAL or is_low_precision(dtype))
+
+
+def words(array: Array) -> Array:
+    """Return an array as C takes it: the buffer protocol has no format for bfloat16."""
+    return array.view(np.uint16) if array.dtype.kind == "V" else array

@@ -3,7 +3,7 @@
 The rules are those of NumPy: integers wrap, a sum of bools is their logical or and a product their
 logical and, and NaN wins every maximum and minimum.  16-bit floats are combined in float32 and
 rounded once; the sum of an average of integers is made in 64 bits.  If the kernels in C are active,
-they make sums and averages of float32 and float64.
+they make sums and averages of floats.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ncclkv.kernels.base import Array, Arrays
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.chunks import blocks, ranges, scratch
 from ncclkv.kernels.host.errstate import Quiet
+from ncclkv.kernels.host.pack import cast
 
 _STEP: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -28,7 +29,7 @@ _STEP: dict[str, np.ufunc] = {
 
 def combine(values: Arrays, slot: Array, op: str) -> None:
     """Reduce one rank's `values` of a key (any strides, one shape) into the flat `slot`."""
-    if compiled.sums(slot.dtype, op) and compiled.total(values, slot, False, False):
+    if compiled.sums(slot.dtype, op) and _total(values, slot, average=False, stream=False):
         return
     shape = values[0].shape
     target = slot.reshape(shape)
@@ -65,7 +66,6 @@ class Reducer:
         self._scratch = scratch(2, count, dtype, op)
         self._length = self._scratch.shape[1]
         self._op = op
-        self._dtype = dtype
         self._compiled = compiled.sums(dtype, op)
         self._quiet = Quiet()
 
@@ -79,9 +79,7 @@ class Reducer:
         stream : bool
             Write `out` with non-temporal stores: it is read late, from memory.
         """
-        # Parts may be narrower: 16-bit floats whose sum is made in float32.
-        in_c = self._compiled and parts[0].dtype == self._dtype
-        if in_c and compiled.total(parts, out, self._op == "avg", stream):
+        if self._compiled and _total(parts, out, average=self._op == "avg", stream=stream):
             return
         self._quiet.run(self._reduce, parts, out)
 
@@ -93,6 +91,15 @@ class Reducer:
         for chunk in ranges(count, self._length):
             buffers = self._scratch[:, : chunk.stop - chunk.start]
             _reduce_chunk([part[chunk] for part in parts], buffers, out[chunk], self._op)
+
+
+def _total(parts: Arrays, out: Array, *, average: bool, stream: bool) -> bool:
+    """Sum parts in C; return whether C has done it.  Parts of 16 bits may have a wider sum."""
+    kind = parts[0].dtype.kind
+    if kind == "V":
+        parts, out = [compiled.words(part) for part in parts], compiled.words(out)
+    # C would take integers of 16 bits for bfloat16.
+    return kind in "fV" and compiled.total(parts, out, average, stream)
 
 
 def _reduce_chunk(parts: Arrays, buffers: Array, out: Array, op: str) -> None:
@@ -107,11 +114,11 @@ def _reduce_chunk(parts: Arrays, buffers: Array, out: Array, op: str) -> None:
 
 def finish(total: Array, count: int, out: Array, op: str) -> None:
     """Round a `total` of `count` parts as `reduce` does: divide an average, and cast to `out`."""
-    with np.errstate(all="ignore"):
-        if op == "avg":
+    if op == "avg":
+        with np.errstate(all="ignore"):
             _divide(total, count, out)
-        else:
-            np.copyto(out, total, casting="same_kind")
+    else:
+        cast(out, total)
 
 
 def _fold(parts: Arrays, buffers: Array, out: Array, step: np.ufunc) -> None:

@@ -44,9 +44,7 @@ def update(
     if measured is not None:
         scalars = adapted(program, scalars, measured)
     if compiled.active:
-        both = weights, gradients
-        if weights.dtype.kind == "V":  # the buffer protocol has no format for bfloat16
-            both = weights.view(np.uint16), gradients.view(np.uint16)
+        both = compiled.words(weights), compiled.words(gradients)
         if compiled.update(program, *both, states, scalars, segments.bounds, master):
             return
     from ncclkv.kernels.programs import PROGRAMS  # C needs none of its modules

@@ -20,6 +20,7 @@ from bench.cases import (
     many_keys,
     memory_use,
     models,
+    narrow,
     sweep,
     torch_modules,
     updates,
@@ -60,6 +61,7 @@ def _small(monkeypatch):
     monkeypatch.setattr(contract, "LONG", 64 * KIB)
     monkeypatch.setattr(contract, "SHORT_CALLS", 10)
     monkeypatch.setattr(many_keys, "MANY", 100)
+    monkeypatch.setattr(narrow, "COUNT", 8_000)
     monkeypatch.setattr(torch_modules, "WIDTH", 16)
 
 

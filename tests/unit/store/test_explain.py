@@ -134,14 +134,15 @@ def test_keys_without_c_are_named_once_a_reason(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(compiled, "BUILT", True)
     monkeypatch.setattr(compiled, "active", True)
     with ncclkv.create("local") as kv:
-        kv.init([f"h{n}" for n in range(2000)], [f(1, dtype=np.float16)] * 2000)
+        kv.init([f"h{n}" for n in range(2000)], [f(1, dtype=np.int16)] * 2000)
+        kv.init("n", f(1, dtype=np.float16))
         kv.init(["c", "d"], [f(1, dtype=np.complex64)] * 2)
         kv.init("m", f(1), op="max")
         kv.init(["f", "g"], [f(1), f(1, dtype=np.float64)], op="avg")
         shown = [each for each in kv.explain_plan().splitlines() if each.startswith("without C")]
-    rest = "C has sum and avg of float32 and float64 alone"
+    rest = "C has sum and avg of floating-point numbers alone"
     assert shown == [
-        f"without C: 'h0', 'h1', 'h2' and 1,997 more: NumPy makes sum of float16; {rest}",
+        f"without C: 'h0', 'h1', 'h2' and 1,997 more: NumPy makes sum of int16; {rest}",
         f"without C: 'c', 'd': NumPy makes sum of complex64; {rest}",
         f"without C: 'm': NumPy makes max of float32; {rest}",
     ]

@@ -63,6 +63,16 @@ static char real_of(const Py_buffer *array)
     return PyBuffer_IsContiguous(array, 'C') ? format : 0;
 }
 
+/* The type of a flat array of 16-bit floats: float16, or bfloat16 as words; else NULL. */
+static const struct narrow *narrow_of(const Py_buffer *array)
+{
+    const char format = format_of(array);
+
+    if (array->itemsize != sizeof(uint16_t) || !PyBuffer_IsContiguous(array, 'C'))
+        return NULL;
+    return format == 'e' ? &float16 : format == 'H' ? &bfloat16 : NULL;
+}
+
 static int check_count(const char *name, Py_ssize_t given, Py_ssize_t wanted)
 {
     if (given == wanted)

@@ -92,8 +92,29 @@ struct program {
 /* Maximum number of ranks in a short sum. */
 #define MAX_RANKS 64
 
-/* Sum arrays[1 ...] into arrays[0]. */
-static int total_of(const Py_buffer *arrays, Py_ssize_t parts, int average, int stream)
+/* Sum arrays[1 ...] of 16-bit floats into arrays[0], which is of their type or of float32. */
+static int narrow_total_of(const Py_buffer *arrays, Py_ssize_t parts, int average, int stream)
+{
+    const struct narrow *type = narrow_of(&arrays[1]);
+    const int wide = real_of(&arrays[0]) == 'f';
+    PyThreadState *state;
+
+    for (Py_ssize_t i = wide; i <= parts; i++)
+        if (narrow_of(&arrays[i]) != type)
+            return 0;
+    for (Py_ssize_t i = 1; i <= parts; i++)
+        if (check_length(&arrays[i], wide ? arrays[0].len / 2 : arrays[0].len, "a part") < 0)
+            return -1;
+    state = release_lock(arrays[0].len);
+    total_narrow(type, arrays + 1, (size_t)parts, arrays[0].buf, wide,
+                 (size_t)arrays[1].len / sizeof(uint16_t), average, stream);
+    settle(stream);
+    restore_lock(state);
+    return 1;
+}
+
+/* Sum arrays[1 ...] of float32 or float64 into arrays[0]. */
+static int real_total_of(const Py_buffer *arrays, Py_ssize_t parts, int average, int stream)
 {
     const int real = common_real(arrays, parts + 1, "a part", "a part");
     const size_t count = (size_t)(arrays[0].len / (real == 'f' ? sizeof(float) : sizeof(double)));
@@ -133,7 +154,9 @@ static PyObject *total(PyObject *module, PyObject *const *args, Py_ssize_t given
     else if (views.all == NULL)
         PyErr_NoMemory();
     else if (view(&views, args[1], WRITE_NUMBERS) == 0 && view_all(&views, parts, READ_NUMBERS) == 0)
-        done = total_of(views.all, number, average, stream);
+        done = narrow_of(&views.all[1]) == NULL
+                   ? real_total_of(views.all, number, average, stream)
+                   : narrow_total_of(views.all, number, average, stream);
     Py_DECREF(parts);
     parts = outcome_of(&views, done);
     PyMem_Free(views.all);
@@ -175,6 +198,41 @@ static PyObject *copy(PyObject *module, PyObject *const *args, Py_ssize_t given)
     return outcome_of(&views, done);
 }
 
+/* Convert arrays[1] to arrays[0], one of float32 and the other of 16 bits. */
+static int cast_of(const Py_buffer *arrays)
+{
+    const struct narrow *from = narrow_of(&arrays[1]), *to = narrow_of(&arrays[0]);
+    const Py_buffer *wide = from == NULL ? &arrays[1] : &arrays[0];
+    const size_t count = (size_t)wide->len / sizeof(float);
+    PyThreadState *state;
+
+    if ((from == NULL) == (to == NULL) || real_of(wide) != 'f')
+        return 0;
+    if (check_length(&arrays[1], from == NULL ? 2 * arrays[0].len : arrays[0].len / 2, "a source") < 0)
+        return -1;
+    state = release_lock(arrays[0].len);
+    if (from == NULL)
+        to->narrow(arrays[0].buf, arrays[1].buf, count);
+    else
+        from->widen(arrays[0].buf, arrays[1].buf, count);
+    restore_lock(state);
+    return 1;
+}
+
+static PyObject *cast(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    Py_buffer all[2];
+    struct views views = {all, 0};
+    int done = -1;
+
+    (void)module;
+    if (check_count("cast", given, 2) < 0)
+        return NULL;
+    if (view(&views, args[0], WRITE_NUMBERS) == 0 && view(&views, args[1], READ_NUMBERS) == 0)
+        done = cast_of(all);
+    return outcome_of(&views, done);
+}
+
 /* Read an argument that is an integer of 64 bits; an error is set where it returns -1. */
 static int read_integer(PyObject *object, long long *number)
 {
@@ -210,9 +268,13 @@ static void sum_copies(const struct rank_memory *ranks, size_t number, size_t ra
     Py_buffer parts[MAX_RANKS];
     const size_t count = (size_t)(receive->len / receive->itemsize);
 
+    const struct narrow *narrow = narrow_of(receive);
+
     for (size_t i = 0; i < number; i++)
         parts[i].buf = ranks[i].copy;
-    if (real_of(receive) == 'f')
+    if (narrow != NULL)
+        total_narrow(narrow, parts, number, receive->buf, 0, count, average, 0);
+    else if (real_of(receive) == 'f')
         total_float(parts, number, receive->buf, count, average, 0);
     else
         total_double(parts, number, receive->buf, count, average, 0);
@@ -227,8 +289,10 @@ static int check_sum(const Py_buffer *arrays, size_t number, long long rank)
                      MAX_RANKS);
         return -1;
     }
-    if (real_of(&arrays[0]) == 0 || real_of(&arrays[0]) != real_of(&arrays[1])) {
-        PyErr_SetString(PyExc_TypeError, "arrays that are not both flat float32 or flat float64");
+    if ((real_of(&arrays[0]) == 0 && narrow_of(&arrays[0]) == NULL) ||
+        real_of(&arrays[0]) != real_of(&arrays[1]) ||
+        narrow_of(&arrays[0]) != narrow_of(&arrays[1])) {
+        PyErr_SetString(PyExc_TypeError, "arrays that are not both flat, and of one type of floats");
         return -1;
     }
     return check_length(&arrays[1], arrays[0].len, "an array for the sum");
@@ -309,9 +373,9 @@ static PyObject *set_clock(PyObject *module, PyObject *const *args, Py_ssize_t g
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
-static PyMethodDef functions[] = {FUNCTION(total),       FUNCTION(update),    FUNCTION(measure),
-                                  FUNCTION(copy),        FUNCTION(short_sum), FUNCTION(checksum),
-                                  FUNCTION(append_call), FUNCTION(set_clock), {0}};
+static PyMethodDef functions[] = {
+    FUNCTION(total),     FUNCTION(update),   FUNCTION(measure),     FUNCTION(copy),      FUNCTION(cast),
+    FUNCTION(short_sum), FUNCTION(checksum), FUNCTION(append_call), FUNCTION(set_clock), {0}};
 
 static int prepare(PyObject *module)
 {

@@ -1,4 +1,4 @@
-/* Floats of 16 bits: conversions, and updates whose arithmetic is in float32.
+/* Floats of 16 bits: conversions, and sums and updates whose arithmetic is in float32.
 
    A conversion adds and multiplies normal numbers alone, so that a processor that flushes subnormal
    numbers to 0 converts them, too. */
@@ -78,21 +78,36 @@ INLINE float widen_bfloat16(uint16_t x)
 /* Round to nearest, ties to even. */
 INLINE uint16_t narrow_bfloat16(float x)
 {
-    const uint32_t bits = bits_of(x), nan = bits >> 16 | 0x40;
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const uint32_t bits = bits_of(x);
+    /* All ones for a NaN, which is made quiet, and keeps its other bits. */
+    const uint32_t nan = -(uint32_t)((int32_t)(bits & 0x7fffffff) > 255 << 23);
 
-    return (uint16_t)choose((int32_t)(bits & 0x7fffffff) > 255 << 23, nan, rounded);
+    return (uint16_t)(((bits + ((0x7fff + (bits >> 16 & 1)) & ~nan)) | (0x400000 & nan)) >> 16);
 }
 
-typedef void widen_function(float *to, const uint16_any *from, size_t count);
+typedef void widen_function(float_any *to, const uint16_any *from, size_t count);
+typedef void begin_function(float *to, const uint16_any *a, const uint16_any *b, size_t count);
+typedef void add_function(float *to, const uint16_any *from, size_t count);
 typedef void narrow_function(uint16_any *to, const float_any *from, size_t count);
 
 #define CONVERSIONS(name)                                                                          \
-    CLONES static void widen_all_##name(float *restrict to, const uint16_any *restrict from,       \
+    CLONES static void widen_all_##name(float_any *restrict to, const uint16_any *restrict from,   \
                                         size_t count)                                              \
     {                                                                                              \
         for (size_t i = 0; i < count; i++)                                                         \
             to[i] = widen_##name(from[i]);                                                         \
+    }                                                                                              \
+    CLONES static void begin_all_##name(float *restrict to, const uint16_any *restrict a,          \
+                                        const uint16_any *restrict b, size_t count)                \
+    {                                                                                              \
+        for (size_t i = 0; i < count; i++)                                                         \
+            to[i] = widen_##name(a[i]) + widen_##name(b[i]);                                       \
+    }                                                                                              \
+    CLONES static void add_all_##name(float *restrict to, const uint16_any *restrict from,         \
+                                      size_t count)                                                \
+    {                                                                                              \
+        for (size_t i = 0; i < count; i++)                                                         \
+            to[i] = to[i] + widen_##name(from[i]);                                                 \
     }                                                                                              \
     CLONES static void narrow_all_##name(uint16_any *restrict to, const float_any *restrict from,  \
                                          size_t count)                                             \
@@ -107,25 +122,55 @@ CONVERSIONS(bfloat16)
 /* A type of 16 bits. */
 struct narrow {
     widen_function *widen;
+    begin_function *begin; /* to = a + b */
+    add_function *add;     /* to += from */
     narrow_function *narrow;
 };
 
-static struct narrow float16 = {widen_all_float16, narrow_all_float16};
-static const struct narrow bfloat16 = {widen_all_bfloat16, narrow_all_bfloat16};
+static struct narrow float16 = {widen_all_float16, begin_all_float16, add_all_float16,
+                                narrow_all_float16};
+static const struct narrow bfloat16 = {widen_all_bfloat16, begin_all_bfloat16, add_all_bfloat16,
+                                       narrow_all_bfloat16};
 
 #if defined(__x86_64__)
 
 /* The processor's own conversions, which take a quarter of the time. */
 #define WITH_F16C __attribute__((target("avx,f16c")))
 
-WITH_F16C static void widen_f16c(float *to, const uint16_any *from, size_t count)
+WITH_F16C static void widen_f16c(float_any *to, const uint16_any *from, size_t count)
 {
     size_t i = 0;
 
     for (; i + 8 <= count; i += 8)
-        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+        _mm256_storeu_ps((float *)to + i,
+                         _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
     for (; i < count; i++)
         to[i] = widen_float16(from[i]);
+}
+
+WITH_F16C static void begin_f16c(float *to, const uint16_any *a, const uint16_any *b, size_t count)
+{
+    size_t i = 0;
+
+    for (; i + 8 <= count; i += 8) {
+        const __m256 first = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(a + i)));
+        const __m256 second = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(b + i)));
+        _mm256_storeu_ps(to + i, _mm256_add_ps(first, second));
+    }
+    for (; i < count; i++)
+        to[i] = widen_float16(a[i]) + widen_float16(b[i]);
+}
+
+WITH_F16C static void add_f16c(float *to, const uint16_any *from, size_t count)
+{
+    size_t i = 0;
+
+    for (; i + 8 <= count; i += 8) {
+        const __m256 part = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i)));
+        _mm256_storeu_ps(to + i, _mm256_add_ps(_mm256_loadu_ps(to + i), part));
+    }
+    for (; i < count; i++)
+        to[i] = to[i] + widen_float16(from[i]);
 }
 
 WITH_F16C static void narrow_f16c(uint16_any *to, const float_any *from, size_t count)
@@ -149,8 +194,36 @@ static void choose_conversions(void)
 
     /* Older compilers do not have the name f16c in __builtin_cpu_supports. */
     if (__builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C))
-        float16 = (struct narrow){widen_f16c, narrow_f16c};
+        float16 = (struct narrow){widen_f16c, begin_f16c, add_f16c, narrow_f16c};
 #endif
+}
+
+/* out = the sum of parts, or that divided by their number: made in float32, and rounded once unless
+   out is `wide`, of float32. */
+static void total_narrow(const struct narrow *type, const Py_buffer *parts, size_t number, char *out,
+                         int wide, size_t count, int average, int stream)
+{
+    float sum[NARROW_TILE];
+    uint16_any rounded[NARROW_TILE];
+    const size_t size = wide ? sizeof(float) : sizeof(uint16_t);
+    const char *tile = wide ? (const char *)sum : (const char *)rounded;
+
+    for (size_t from = 0; from < count; from += NARROW_TILE) {
+        const size_t length = count - from < NARROW_TILE ? count - from : NARROW_TILE;
+        const uint16_any *first = (const uint16_any *)parts[0].buf + from;
+        if (number == 1)
+            type->widen(sum, first, length);
+        else
+            type->begin(sum, first, (const uint16_any *)parts[1].buf + from, length);
+        for (size_t part = 2; part < number; part++)
+            type->add(sum, (const uint16_any *)parts[part].buf + from, length);
+        if (average)
+            divide_float(sum, (float)number, length);
+        if (!wide)
+            type->narrow(rounded, sum, length);
+        /* Written last: out may be one of the parts. */
+        move(out + from * size, tile, length * size, stream);
+    }
 }
 
 /* Update weights tile by tile in float32.  With a master, which is not NULL, the master is updated,

@@ -40,16 +40,6 @@ static int check_scalars(const Py_buffer *scalars, Py_ssize_t rows, int columns)
     return -1;
 }
 
-/* The type of a flat array of 16-bit floats: float16, or bfloat16 as words; else NULL. */
-static const struct narrow *narrow_of(const Py_buffer *array)
-{
-    const char format = format_of(array);
-
-    if (array->itemsize != sizeof(uint16_t) || !PyBuffer_IsContiguous(array, 'C'))
-        return NULL;
-    return format == 'e' ? &float16 : format == 'H' ? &bfloat16 : NULL;
-}
-
 /* Check arrays of an update of 16-bit weights.  1: they fit; 0: left to NumPy; -1: an error. */
 static int check_narrow(const Py_buffer *arrays, int number)
 {

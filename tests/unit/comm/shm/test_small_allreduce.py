@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.segment import MemfdSegment
 from ncclkv.comm.shm.sequence import DONE, ENTERED, RING, CollectiveSlot
-from ncclkv.comm.shm.small_allreduce import SmallAllReduce
+from ncclkv.comm.shm.small_allreduce import SmallAllReduce, SmallAllReduceWork
 from ncclkv.kernels.host import compiled
+from tests.optimizers.cases import dtype_of
 
 pytestmark = pytest.mark.usefixtures("in_c")
 
@@ -75,6 +77,26 @@ def test_the_first_rank_waits_and_the_second_has_the_sum(
     assert here[0].all_reached(ENTERED)
     assert here[0].all_reached(DONE)
     assert here[0].headers_match(first.small.headers)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_16_bits_are_made_in_float32(
+    local_ranks: tuple[LocalRank, LocalRank], dtype: str, op: str
+) -> None:
+    real = dtype_of(dtype)
+    works, outs = [], []
+    for local_rank, value in zip(local_ranks, (2048, 3), strict=True):
+        small = SmallAllReduce(local_rank.node, COUNT, real, op, None)
+        assert small.tables is not None
+        outs.append(np.zeros(COUNT, real))
+        work = SmallAllReduceWork(small, np.full(COUNT, value, real), outs[-1], None)
+        work.progress = SimpleNamespace(spin_limit=0)  # type: ignore[assignment]
+        works.append(work)
+    assert not works[0].advance()
+    assert all(work.advance() for work in reversed(works))
+    expected = real.type(np.float32(2051) / (2 if op == "avg" else 1))
+    assert all((out == expected).all() for out in outs), outs
 
 
 def test_the_first_rank_continues_without_a_second_copy(

@@ -1,8 +1,10 @@
-"""Updates of 16-bit floats in C against those in NumPy: equal bits for all numbers."""
+"""Sums, casts and updates of 16-bit floats in C against NumPy's: equal bits for all numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.host import HostKernels, compiled
+from ncclkv.kernels.host.pack import cast
+from ncclkv.kernels.host.reduce import Reducer, combine, finish
 from ncclkv.kernels.programs import PROGRAMS
 from tests.optimizers.cases import dtype_of
 from tests.sgd_steps import segments_of
@@ -17,6 +21,7 @@ from tests.sgd_steps import segments_of
 pytestmark = pytest.mark.usefixtures("in_c")
 
 KERNELS = HostKernels()
+REDUCE = import_module("ncclkv.kernels.host.reduce")  # the package has a function of this name
 NARROW = ["float16", "bfloat16"]
 LENGTH = 1024
 """Elements of a tile."""
@@ -98,6 +103,132 @@ def numbers_of(seed: int, size: int, dtype: np.dtype[Any]) -> np.ndarray:
     with np.errstate(all="ignore"):
         array[...] = np.where(rng.random(size) < 0.1, chosen, drawn).astype(dtype)
     return array
+
+
+def numpy_alone(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    """Make a call with the kernels of NumPy."""
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "active", False)
+        call()
+
+
+@pytest.fixture
+def no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make sums by NumPy fail."""
+    monkeypatch.setattr(REDUCE, "_fold", None)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_every_number_is_summed_as_in_numpy(
+    dtype: str, op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = all_numbers(dtype_of(dtype))
+    for distance in (0, 1, 1 << 15, 12_345, 54_321):
+        parts = [numbers, np.roll(numbers, distance)]
+        found, expected = numbers.copy(), numbers.copy()
+        assert Reducer(numbers.dtype, numbers.size, op)(parts, found) is None
+        numpy_alone(monkeypatch, lambda: KERNELS.reduce(parts, expected, op))  # noqa: B023
+        assert same(found, expected), distance
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["stored", "streamed"])
+@pytest.mark.parametrize("out", ["new", "wide", "first", "last"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_sums_have_numpys_bits(
+    dtype: str, op: str, count: int, out: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = dtype_of(dtype)
+    for size in (0, 1, 7, 8, LENGTH - 1, LENGTH, 3 * LENGTH + 7, 40_000):
+        parts = [numbers_of(n, size, real) for n in range(count)]
+        total = np.zeros(size, np.float32 if out == "wide" else real)
+        expected = total.copy()
+        numpy_alone(
+            monkeypatch,
+            lambda: Reducer(total.dtype, size, op)(parts, expected),  # noqa: B023
+        )
+        if out in ("first", "last"):
+            total = parts[0 if out == "first" else -1]
+        with monkeypatch.context() as patch:
+            patch.setattr(REDUCE, "_fold", None)
+            Reducer(total.dtype, size, op)(parts, total, stream)
+        assert same(total, expected), size
+
+
+@pytest.mark.usefixtures("no_numpy")
+@pytest.mark.parametrize("dtype", NARROW)
+def test_the_values_of_a_key_are_combined_in_c(dtype: str) -> None:
+    values = [np.full((3, 5), n, dtype_of(dtype)) for n in range(4)]
+    slot = np.empty(15, values[0].dtype)
+    combine(values, slot, "sum")
+    assert (slot == 6).all()
+
+
+def test_integers_of_16_bits_are_no_bfloat16() -> None:
+    parts, total = [np.full(4, 0x3F80, np.uint16)] * 2, np.zeros(4, np.uint16)
+    KERNELS.reduce(parts, total, "sum")
+    assert (total == 0x7F00).all()
+    single = np.zeros(4, np.float32)
+    cast(single, parts[0])
+    assert (single == 0x3F80).all()
+    KERNELS.unpack(single, total)
+    assert (total == 0x3F80).all()
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_every_number_is_cast_as_in_numpy(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = all_numbers(dtype_of(dtype))
+    wide = np.empty(numbers.size, np.float32)
+    expected = numbers.astype(np.float32)
+    last = np.random.default_rng(3).integers(0, 1 << 32, 1 << 16, np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        rounded = last.astype(numbers.dtype)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "copyto", None)
+        cast(wide, numbers)
+        narrow = np.empty_like(numbers)
+        finish(last, 2, narrow, "sum")
+    assert same(wide, expected)
+    assert same(narrow, rounded)
+    # Other layouts are NumPy's.
+    strided = np.zeros((2, numbers.size), np.float32).T[:, 0]
+    cast(strided, numbers)
+    assert same(strided, expected)
+
+
+def test_casts_of_other_arrays_are_left_to_numpy_or_refused() -> None:
+    half, single, double = (np.ones(6, dtype) for dtype in ("f2", "f4", "f8"))
+    for target, source in ((half, half), (single, single), (half, double), (double, half)):
+        assert not compiled.cast(target, source)
+    assert not compiled.cast(half, np.ones(12, np.float32)[::2])
+    with pytest.raises(ValueError, match="a source of 20 bytes, where 24 are expected"):
+        compiled.cast(half, np.ones(5, np.float32))
+    with pytest.raises(ValueError, match="a source of 10 bytes, where 12 are expected"):
+        compiled.cast(single, np.ones(5, np.float16))
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.cast(np.broadcast_to(half, (6,)), single)
+    with pytest.raises(TypeError, match="cast takes 2 arguments, and was given 1"):
+        compiled.cast(half)  # type: ignore[call-arg]
+
+
+def test_sums_of_several_types_are_left_to_numpy_or_refused() -> None:
+    half, single = np.ones(6, np.float16), np.ones(6, np.float32)
+    words = half.view(np.uint16)
+    for parts, out in (
+        ([half, words], half),
+        ([half, single], single),
+        ([single, half], single),
+        ([half, half], words),
+        ([half, half], np.ones(6)),
+        ([half[::2], half[::2]], half[:3]),
+    ):
+        assert not compiled.total(parts, out, False, False)
+    with pytest.raises(ValueError, match="a part of 10 bytes, where 12 are expected"):
+        compiled.total([half, half[:5]], half.copy(), False, False)
+    with pytest.raises(ValueError, match="a part of 12 bytes, where 10 are expected"):
+        compiled.total([half, half], np.ones(5, np.float32), False, False)
 
 
 @pytest.mark.parametrize("has_master", [False, True], ids=["alone", "master"])
