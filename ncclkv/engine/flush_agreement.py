@@ -10,8 +10,8 @@ user has a view of that gradient, it is copied before, and restored after the fl
 
 A rank that arrives at the end of an uneven block with waiting pushes contributes them to one flush.
 An average divides by the ranks that pushed the key; with ``missing="zeros"``, by all ranks that
-have not ended their block.  The contract leaves out pushes under ``missing="zeros"``, and all calls
-in an uneven block.
+have not ended their block.  Functions as updaters run in the flush.  The contract leaves out pushes
+under ``missing="zeros"``, and all calls in an uneven block.
 """
 
 from __future__ import annotations
