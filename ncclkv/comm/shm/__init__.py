@@ -22,9 +22,9 @@ own, too.  Each rank makes the whole sum, and no rank waits for a second phase.
 **Phases** are plain stores, whose order x86 keeps (`ncclkv.comm.shm.sequence`).  On other
 processors ranks exchange messages.
 
-**Window.**  If files are refused, the node gets a window of MPI (`ncclkv.comm.host.window`), 10 MiB
-a rank.  The window holds phases, call logs and staging memory; arrays are copied through it in
-halves of 4 MiB.  The windows of a node take at most half of the free space.  If the window is
+**Window.**  If files are refused, the node gets a window of MPI (`ncclkv.comm.host.window`), about
+10 MiB a rank.  The window holds phases, call logs and staging memory; arrays are copied through it
+in halves of 4 MiB.  The windows of a node take at most half of the free space.  If the window is
 refused too, ranks exchange messages.  `ncclkv.comm.shm.setup` chooses, and logs the reasons.
 
 **Nodes.**  ``NCCLKV_RANKS_PER_NODE`` splits the ranks of a machine into several nodes, for tests.
