@@ -1,6 +1,7 @@
 """The communicator of hosts: collectives in the memory of a node, and messages over any transport.
 
-On one node all collectives go through the node's memory, except `all_to_all`.
+On one node that shares memory, all collectives of buffers go through that memory, except
+`all_to_all`.  Host objects are always messages.
 
 Across nodes a long reduction goes through the memory of each node, and a slice is exchanged between
 the ranks of one index (`ncclkv.comm.shm.hierarchical`).  In a long sum to `Owners` the rank of
