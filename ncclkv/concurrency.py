@@ -4,6 +4,12 @@ The package takes them from here alone, as ``concurrency.monotonic()``, and no o
 `time` or `threading`.  In an ordinary run the names are Python's own.  A world of
 `ncclkv.testing.Seeded` puts its own objects under these names while it runs, so that one number
 decides the turns of the ranks and the time.  So no module binds a name of this one.
+
+A rank gives its turn to another at a wait, at a `point`, and before and after a function under
+`shared_step`.  No order may depend on addresses, as that of a set of objects does.  C reads the
+clock itself when a rank enters a short sum or appends a call (``clock.h``), so a world also sets
+that clock.  Locks that modules make at their import stay Python's own, and no turn may change while
+such a lock is held.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """CuPy arrays, and CuPy views of other libraries' arrays in a GPU's memory.
 
 The arrays may be on any GPU that the process sees.
+
+CuPy's own ``with`` block of a stream would take away a stream that the program chose with ``use``,
+so `on_stream` gives that stream back.
 """
 
 from __future__ import annotations

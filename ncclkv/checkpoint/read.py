@@ -1,4 +1,9 @@
-"""Load checkpoints: no part of a file is used before it has been checked."""
+"""Load checkpoints: no part of a file is used before it has been checked.
+
+Only regular files of the recorded sizes and digests are read; links are refused.  The JSON has
+limited length, no repeated names and no NaN.  Step and directory name must agree.  All tensors must
+have the recorded names, shapes and dtypes, which may not need more bytes than the files have.
+"""
 
 from __future__ import annotations
 

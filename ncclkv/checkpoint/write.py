@@ -1,4 +1,10 @@
-"""Save checkpoints: written under a hidden name, flushed to the disk, then renamed."""
+"""Save checkpoints: written under a hidden name, flushed to the disk, then renamed.
+
+The directory above is flushed after the rename.  An old checkpoint is renamed to a name with a dot
+before its files are removed.  So a directory with a checkpoint's name is complete at every moment.
+The next save removes what a killed save has left.  A lock on the directory refuses a second job
+that saves at the same time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,33 @@
-"""The command ``ncclkv`` and the table of its subcommands."""
+"""The command ``ncclkv`` and the table of its subcommands.
+
+**Supervisors.**  Launchers end all ranks at once when one dies, blame the wrong rank, and do not
+notice an exit before MPI's start.  So mpirun starts a supervisor a rank (`ncclkv.cli.rank`), which
+starts the command.  Each supervisor connects to the runner (`ncclkv.cli.link`,
+`ncclkv.cli.connections`).  On one machine the connection is an abstract Unix socket; otherwise it
+is TCP, to all of the runner's addresses at once.  Frames carry output, stops, events and the exit
+code (`ncclkv.cli.wire`).  The secret of the proofs is in the environment, and is never sent.
+
+**Events.**  A rank reports a failure, the beginning of its exit and MPI's start to its supervisor
+by a pipe (`ncclkv.notify`).  Text on stderr decides nothing.
+
+**End of a start** (`ncclkv.cli.job`).  A supervisor exits two seconds after a command that failed.
+After a command that ended with 0 it waits up to ten seconds for the others, because MPICH kills the
+other ranks at either exit.  The runner waits for the other ranks, at most three seconds after a
+failure and five after a signal.  After a failure it does not wait for ranks that are all in MPI's
+start.  Then the supervisors kill their ranks by SIGKILL.  The launcher gets SIGTERM, and two
+seconds later SIGKILL.  A job has succeeded when every rank has reported 0.
+
+**Lost connections.**  When the runner ends, each supervisor kills its rank, so nothing is left.
+When the network fails, the rank continues: its output passes through mpirun, and the launcher's
+exit code decides.
+
+**Signals.**  SIGUSR1 and SIGUSR2 are the program's.  Supervisors ignore both, because launchers
+send them to all processes of a rank.  The runner passes them on by frames, so each command gets
+them once.
+
+**Descendants.**  Runner and supervisors are subreapers (`ncclkv.cli.descendants`): they adopt
+processes that a command leaves behind, and kill them at its end.
+"""
 
 from __future__ import annotations
 

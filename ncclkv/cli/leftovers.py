@@ -3,6 +3,11 @@
 MPICH's ranks share a file in ``/dev/shm`` of some megabytes, and its launcher writes a file to
 ``/tmp``.  Both files stay when a rank is killed.  A container's ``/dev/shm`` often has 64 MB: after
 many failures the ranks of a start would end by SIGBUS or SIGSEGV.
+
+For 30 seconds the runner looks ten times a second for new files, later every two seconds.  Its list
+has the files that its job uses, and those that no process uses.  At the end the runner removes the
+listed files that no process has open or mapped.  The next runner does so for lists that are no
+longer locked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Variables that programs of torch read; those of ``--torch-env`` lead to the other ranks.
 
 Rank 0 listens at ``MASTER_PORT`` of ``MASTER_ADDR``.  So the supervisor of rank 0 finds a port that
-is free on its host, and the runner sends address and port to all supervisors.
+is free on its host.  The runner sends this port to all supervisors, with the name by which the user
+reaches the host.  Each supervisor waits for both, and then starts its command.
 """
 
 from __future__ import annotations

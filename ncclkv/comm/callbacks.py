@@ -3,6 +3,10 @@
 Ranks call these functions at different times and in different orders.  A collective that begins
 inside would meet another collective of a peer: sums would be wrong, or ranks would wait forever.
 So every call that ranks make together is refused there, on all communicators of the thread.
+
+These calls are launches, exchanges, ``split``, ``duplicate``, ``close``, ``node_shared``, the verbs
+of stores, and waits of the host.  Waits that only order the streams of a GPU are allowed.
+``abort`` is allowed on hosts; on a GPU it would free the stream that the callback uses.
 """
 
 from __future__ import annotations

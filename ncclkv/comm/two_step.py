@@ -7,6 +7,22 @@ all ranks get the same bits.  A short array saves the second step: every receive
 A sum to its `Owners` ends after the fold.
 
 Messages between hosts, between nodes and between GPUs all go this way: each is a `Wire`.
+
+**Sums in rank order.**  ``create(reproducible=True)`` gives every sum over ranks the bits of
+NumPy's ``a0 + a1 + a2 + ...``, rank 0's array first.  An average is divided last.  The setting is
+`Communicator.reproducible`; ``split`` and ``duplicate`` copy it.  Sums on one node, and sums by
+messages from rank to rank, have this order always.  Sums in the memory of several nodes need an
+ordered ``CrossNode`` (`ncclkv.comm.shm.hierarchical`), and sums between GPUs
+`ncclkv.comm.nccl.messages`.
+
+Arrays of one key are added before a push, in the order of their list.  For a maximum of several
+NaNs, or of zeros of both signs, the result may be either.  The parts of ranks decide the order in
+which squares are added for norms of whole keys.  So other buckets or nodes may change the last bits
+of float64 weights, if the optimizer needs norms.
+
+Without the setting the order of a sum on several nodes depends on the length and on the ranks of
+each node.  The order of NCCL's sums depends on length, ranks, machine and version, and NCCL rounds
+16-bit floats at each step.
 """
 
 from __future__ import annotations

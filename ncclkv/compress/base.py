@@ -1,4 +1,9 @@
-"""`Codec`: the interface of compressed forms of gradients; there are none yet."""
+"""`Codec`: the interface of compressed forms of gradients; there are none yet.
+
+`Communicator.all_to_all` and ``allgatherv``, with a fold between them, make a two-step sum of
+encoded arrays.  Their ``then`` is called once they are complete.  On a GPU it is called at the
+launch, and its kernels follow on the stream.
+"""
 
 from __future__ import annotations
 

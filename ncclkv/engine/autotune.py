@@ -1,4 +1,9 @@
-"""Autotune: the size of buckets, chosen by timing collectives of several sizes."""
+"""Autotune: the size of buckets, chosen by timing collectives of several sizes.
+
+The time of a size is that of the slowest rank, equal on all ranks.  So all ranks measure the same
+sizes, fit the same model (`ncclkv.table.cost`), and choose the same size.  Times decide nothing
+else.
+"""
 
 from __future__ import annotations
 

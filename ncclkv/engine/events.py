@@ -1,4 +1,19 @@
-"""Events: a store's verbs, collectives and waits, emitted to the instruments that listen."""
+"""Events: a store's verbs, collectives and waits, emitted to the instruments that listen.
+
+While nobody listens, a verb and a launch each look into an empty dict.  Only while an instrument
+listens are works wrapped in an `ObservedWork`, which times the wait.  Collectives are counted
+always, so an event has the same number on all ranks.  A captured step emits its launches once, at
+the capture.  A wait of a GPU's stream emits no completion.
+
+The one loop of host waits (`ncclkv.comm.messages.progress`) reports waits of at least 10 us, with
+the ranks that were missing last.  Memory and messages report alike.  Late ranks are found by
+`Work.arrivals`.  Each rank of a node writes into its header when it enters a collective, by the
+clock of the machine.  Ranks of other nodes, ranks that exchange messages, and GPUs publish no
+times.
+
+An instrument that raises is removed, and the exception is logged: observing a store never breaks
+it.  ``KeyboardInterrupt`` reaches the program.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,15 @@
 Ranks need the exchange if they may push different keys (``missing="zeros"``, uneven blocks), or if
 hosts check gradients for NaN.  Each rank sends a `Contribution`.  From the contributions every rank
 derives the same keys to reduce.  A rank fills in the keys that it has not pushed.
+
+A push launches nothing, and a flush reduces all pushed keys, or all ranks skip the flush.  A
+missing key counts as zeros, or for max, min and prod as the number that changes nothing.  If the
+user has a view of that gradient, it is copied before, and restored after the flush.
+
+A rank that arrives at the end of an uneven block with waiting pushes contributes them to one flush.
+An average divides by the ranks that pushed the key; with ``missing="zeros"``, by all ranks that
+have not ended their block.  Functions as updaters run in the flush.  The contract leaves out pushes
+under ``missing="zeros"``, and all calls in an uneven block.
 """
 
 from __future__ import annotations

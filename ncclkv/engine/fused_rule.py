@@ -1,4 +1,10 @@
-"""`FusedRule`: the update rule of a built-in optimizer, for whole ranges of buckets."""
+"""`FusedRule`: the update rule of a built-in optimizer, for whole ranges of buckets.
+
+Under ``multi_precision=True`` a 16-bit weight has a float32 state ``master``
+(`Optimizer.states_for`).  The kernels update the master by the program's arithmetic, and round it
+to the weight.  A new value of a key, and a checkpoint without masters, set the master from the
+weights.
+"""
 
 from __future__ import annotations
 

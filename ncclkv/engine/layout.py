@@ -1,4 +1,9 @@
-"""`Layout`: the keys of a store and the memory of each, given once the layout is sealed."""
+"""`Layout`: the keys of a store and the memory of each, given once the layout is sealed.
+
+The layout depends on the registry, the bucket size and the moments when it was sealed.  ``value``
+and ``grad_view`` are local, and seal it too.  At the next ``init`` the ranks exchange which of them
+have sealed it, and the others then seal it as well.
+"""
 
 from __future__ import annotations
 

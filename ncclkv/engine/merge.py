@@ -3,6 +3,14 @@
 All ranks merge the same buckets, before the same push: the push of all keys that follows the
 initialisation of new keys.  Such a push finds every key in a bucket, and the same buckets on every
 rank.
+
+A bucket of 64 KiB or more stays in place.  So a key moves until its bucket has that size, and later
+additions copy little.  Values, optimizer states and counts move with their keys.  Nothing is pushed
+or in flight meanwhile, because the store settles before.
+
+All buckets stay in place on GPUs, with a function as updater, and with norms.  They also stay with
+an optimizer under ``update_on="sharded"``, and where every flush reduces all buckets
+(``nonfinite=``, ``missing="zeros"``, uneven blocks).  Calls inside a block merge nothing.
 """
 
 from __future__ import annotations

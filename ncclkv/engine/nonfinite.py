@@ -3,6 +3,9 @@
 A kernel sets a flag if a gradient is not finite.  The ranks reduce their flags, and each update of
 the flush reads the result when it runs.  At their next wait the hosts read the number of skipped
 flushes, and raise or log by `NonfiniteReport`.
+
+The exchange of hosts is not needed then.  The hosts read the flags in ``wait``, ``barrier`` and
+``close``.  So update counts include the updates that the device skips.
 """
 
 from __future__ import annotations

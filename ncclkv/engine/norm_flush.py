@@ -1,4 +1,13 @@
-"""`NormFlush`: flushes that end updates which need norms of whole keys."""
+"""`NormFlush`: flushes that end updates which need norms of whole keys.
+
+The second pass needs collectives, so it runs where all ranks call.  Such calls are a pull, a wait,
+a flush, and the next push into the bucket.  Until then ``value`` returns the value before the push,
+the store keeps the gradients, and ``grad_view`` is refused.
+
+If ``clip_global_norm`` is set, a flush ends at a read, a second push of a key, or a push after a
+change of a number.  The layout of buckets has no effect on it.  So an overlap block launches no
+bucket of which it pushes only a part.
+"""
 
 from __future__ import annotations
 

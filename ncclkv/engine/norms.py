@@ -9,6 +9,21 @@ A rank measures the elements that it updates.  If all ranks update all elements,
 whole ranges after the reduction, in one order, and needs no other rank.  So all ranks have the same
 bits in either case.  Where squares and sums are exact in float64, they are the same at every
 placement and number of ranks.  Otherwise they differ in the last bits of float64.
+
+LARS and LAMB adapt the learning rate of a key to norms of all its elements; ``clip_global_norm``
+scales all gradients by their common norm.  The program's header has the numbers to be squared
+beside its step (`ncclkv.kernels.programs`), and LAMB updates its states in the first pass.  All
+additions are in one order (`ncclkv.kernels.host.measure`), so NumPy, C and CUDA make the same bits.
+
+If each rank updates a part of a bucket, one small allreduce adds the sums of the ranks.  On several
+nodes that share weights each node has measured all elements, and the node of rank 0 counts.  In the
+second pass the kernels read the sums beside the rows of scalars, and derive rate and scale in
+float64.  A GPU reads both from its memory, so the host does not wait.  If ranks share weights, a
+barrier follows: no rank reads before all have written.  A captured step contains both passes, and a
+replay begins and ends with sums of 0.
+
+Small integers have exact squares and sums.  Other sums differ in their last bits; a rate in float32
+nearly always rounds this difference away.  Weights in float64 then differ by a relative 1e-15.
 """
 
 from __future__ import annotations

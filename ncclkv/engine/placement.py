@@ -9,6 +9,23 @@ sharded        owners (reduce-scatter)  each part's owner     an allgather of th
 =============  =======================  ====================  ===================================
 
 An optimizer updates an equal slice of each bucket on each rank, and a function whole keys.
+
+A placement chooses the destination of sums (`ncclkv.comm.types.To`), and nothing else in the engine
+depends on it.  If the destination is `Owners`, each rank allocates, saves and loads the optimizer's
+states of its part alone.  A placement of another kind of parts also changes ``BucketState.part``.
+
+Under ``sharded`` each bucket is padded to a multiple of 16 elements a rank, so all slices have one
+length.  NCCL then takes one reduce-scatter and one allgather a bucket.  A range of pushed keys is
+owned by the same ranks as its bucket (`Owners.within`).  Rows of scalars count from the first
+element of the part, and every rank counts the updates of all keys.  A function has its keys by
+`ncclkv.table.plan.divide`; a new key moves no other key, whose owner may have a state in the
+function.  Without an updater each owner writes its part of the sum to its weights.
+
+The next pull, wait or barrier gathers the elements that were updated since.  On a node that shares
+weights the owners have written in place, and the ranks only wait for each other.  A change of the
+rule publishes all values before, because other ranks may own the elements afterwards.  If a
+function raises, it ends the updates of its rank in this flush, and the other ranks update their own
+keys.
 """
 
 from __future__ import annotations

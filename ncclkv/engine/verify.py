@@ -2,6 +2,16 @@
 
 Each rank sends `Checksums` of its values.  The majority is right; of several groups of equal size,
 the root's group is.
+
+Each rank makes checksums (`ncclkv.kernels.host.checksum`) of its settled values of the call's keys,
+and of the arrays that it has just pulled.  Outs of other dtypes than the key's are left out, and so
+are arrays of earlier pulls, which the program may change.  Optimizer states are not compared: if
+they differ, values differ after the next step.  A captured step is compared at the next ``wait``,
+``barrier`` or pull outside of it.  Keys without values (`ncclkv.store.sums`) are compared when
+their reduction ends, since the program writes to the sums later.
+
+A repair broadcasts the root's values and optimizer states of the keys that differ, and repeats the
+pull.  The state of a function as updater is not repaired.
 """
 
 from __future__ import annotations

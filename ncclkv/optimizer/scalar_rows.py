@@ -1,6 +1,10 @@
 """`ScalarRows`: the numbers of a bucket's update, a row for each run of keys with equal numbers.
 
 An optimizer's numbers may depend on `UpdateCounts`.
+
+The kernels read a step as rows of float64, one for each run of keys with equal factors.  Rows are
+computed and copied again only after a number has changed.  Every rank counts every update, also
+ranks that run none.
 """
 
 from __future__ import annotations

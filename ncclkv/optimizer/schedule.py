@@ -3,6 +3,14 @@
 A schedule is any function of ``num_update``, the largest number of updates of a key, counted from
 1.  The classes here are those of ``mxnet.lr_scheduler`` 1.9.1, with its numbers to the last bit.
 Their objects never change, and a checkpoint holds their arguments.
+
+``num_update`` is set when a key is pushed, so no rate depends on buckets.  All keys of a push, of a
+group or of a replay have one rate.  If ranks may push different keys, the flush sets the number,
+equally on all ranks.  A checkpoint holds no such number: it is the largest of the saved counts.
+
+Ranks compare the schedules here by their arguments, and a function of the program by its name
+alone.  A store that loads a checkpoint with such a function must have an optimizer with a function
+of this name.
 """
 
 from __future__ import annotations

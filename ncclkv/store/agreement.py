@@ -1,4 +1,10 @@
-"""Agreement: ranks exchange the arguments of a call, and continue if all arguments are equal."""
+"""Agreement: ranks exchange the arguments of a call, and continue if all arguments are equal.
+
+The verbs are ``create``, ``init``, ``reset``, ``broadcast``, ``set_updater``, ``set_optimizer``,
+``capture``, ``save`` and ``load``.  If arguments differ, or the call fails on some ranks only, all
+ranks raise `SpecMismatch`.  The exchange uses `ncclkv.comm.control.ObjectComm`: pickled objects in
+messages with tags of their own.
+"""
 
 from __future__ import annotations
 

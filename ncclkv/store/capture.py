@@ -1,4 +1,16 @@
-"""Captures: a step of pushes and pulls, captured once and replayed any number of times."""
+"""Captures: a step of pushes and pulls, captured once and replayed any number of times.
+
+``comm.capture`` makes a capturing stream current.  The events of a launch bring the communication
+stream into the capture, and the waits return it.  A captured block ends with all its buckets
+settled, so a replay leaves no push behind.  A replay is one launch on the communication stream, in
+the order of the calls and with their deadline.
+
+`ncclkv.engine.capture.RecordingKernels` replace the kernels meanwhile, and refuse what a graph
+cannot repeat.  A sum of more than 256 arrays of a key, of 16-bit floats, needs memory, and CUDA
+refuses it.  Learning rate, decay, factors and counts may change between replays
+(`ncclkv.optimizer.captured`).  An optimizer that counts updates, or has a schedule, may update a
+key once in a step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,23 @@
-"""Checkpoints: saves a store to a directory, and loads it from there."""
+"""Checkpoints: saves a store to a directory, and loads it from there.
+
+``save`` settles all buckets and waits for all ranks.  Then one rank, the leader, works, and the
+others wait (`ncclkv.store.single_rank`).  After each file the leader sends a message, so the
+deadline limits each file, not the whole save.  The last message is success or failure, and on
+failure all ranks raise the same error.  Values and states are saved by key, not by bucket.  So a
+checkpoint can be loaded with another number of ranks, placement, bucket size or device.
+
+Under ``update_on="sharded"`` all ranks write side by side (`ncclkv.store.all_ranks`), each the
+elements that it updates (`ncclkv.store.own_parts`).  The leader then receives names, digests and
+pieces of all files, and writes ``checkpoint.json`` last.  Ranks of several hosts may have other
+disks under the same path.  So the leader marks the hidden directory by a file with a random name,
+and each rank looks for the mark.  If any rank does not find the mark, the leader writes all files:
+it requests each key, and all ranks gather the key's states (``Saving.gather_states``).
+
+The rank that reads compares the manifest with the store's keys and updater before it reads an
+array.  Before anything is changed, all files are in memory and checked, and every rank has checked
+its own updater.  Values and states go to all ranks by broadcasts of about 64 MiB.  A captured step
+continues with the new values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""MemoryCheck: refuses new keys for which the machine has no memory."""
+"""MemoryCheck: refuses new keys for which the machine has no memory.
+
+After every 16 MiB of new keys the ranks on hosts read how much memory the machine and its control
+groups leave (`ncclkv.system.memory`).  On GPUs each ``init`` compares the new keys with what the
+GPU and CuPy's pool have left (``Kernels.left``).  If CuPy uses another allocator, the rest is
+unknown, and all keys are accepted.  Neither check reserves memory.
+"""
 
 from __future__ import annotations
 

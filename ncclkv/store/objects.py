@@ -2,6 +2,9 @@
 
 Ranks of a job trust each other, so they unpickle what they receive (docs/reliability.md).  No
 pickle is ever read from a file.
+
+The objects travel by the control messages of the hosts, whose digests find ranks that make other
+calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,16 @@
-"""One-off collectives: arrays that have no key, reduced over the ranks or gathered from them."""
+"""One-off collectives: arrays that have no key, reduced over the ranks or gathered from them.
+
+These calls use neither buckets nor flushes: pushes that wait stay where they are.  One collective
+in place reduces all arrays of a dtype, and the result is copied to a new array or to `out`.
+Neighbours map the staging memory; any other array would be copied in pieces.  An allgather without
+`out` receives straight into the new array.
+
+The code of a call is a hash of its dtypes, shapes and op.  So ranks that give other arrays find the
+difference by their digests, and no exchange precedes the collective.
+
+Both verbs are refused inside ``group``, ``uneven``, ``capture`` and updaters.  In an uneven block
+other ranks may have left, a capture allocates no memory, and an updater may run on the root alone.
+"""
 
 from __future__ import annotations
 

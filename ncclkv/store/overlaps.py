@@ -1,4 +1,20 @@
-"""Overlaps: blocks in which any thread pushes, while full buckets are reduced."""
+"""Overlaps: blocks in which any thread pushes, while full buckets are reduced.
+
+The store is lent to all threads of the program, one push at a time, under the communicator's lock
+(`ncclkv.store.shared_verb`).  `ncclkv.engine.overlap` launches full buckets in one order, in the
+thread of the push that has filled them.  If MPI allows one thread only, the pushes of other threads
+wait for the store thread's next push, or for the block's end.  On hosts a launched sum advances
+during later pushes.
+
+Begin and end of a block are recorded, with its keys as a set; its pushes are not.  An exception
+that leaves the block is another end.  Such an end is recorded with the keys that are reduced and
+the keys that are dropped.  So ranks that leave the block in different states raise `OrderMismatch`.
+
+On GPUs the streams of the threads wait for each other.  A default stream of each thread (CUDA's
+address 2) is refused: no event orders such streams of two threads.  A new thread has GPU 0, so a
+push makes the store's GPU current, and then the thread's own again.  A thread that has used no GPU
+keeps the store's: GPU 0 may be another rank's.
+"""
 
 from __future__ import annotations
 

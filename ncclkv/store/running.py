@@ -1,7 +1,12 @@
 """Running: the verb that a thread executes now, during which no other verb may be called.
 
 A signal handler or a destructor may run at any moment of a verb.  A verb also calls functions of
-the program: schedules, instruments, handlers of log records, and methods of arrays and of keys.
+the program: schedules, instruments, handlers of log records, methods of arrays and keys, and an
+updater's methods for checkpoints.
+
+Only an updater itself, and its ``dispose``, may call other stores.  All ranks call these functions
+in the same order under ``update_on="every_rank"``.  Under another placement the calls of ranks may
+differ, which raises `OrderMismatch`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,17 @@
 """Session: permission to call a store, by one thread of one process, until it is closed or broken.
 
 A thread runs one verb at a time; `ncclkv.store.running` refuses a second verb in the middle of it.
+
+A `ContractError` or `CommError` breaks the store: later calls raise it again, and ``close`` does
+not wait.  Ctrl-C, or any other foreign exception in a verb, also breaks a store of several ranks.
+The rank may then be a call behind the others.  `OutOfMemory` after the checks of a call breaks the
+store, too.  Exceptions in the checks break nothing.  A store that is dropped without ``close``
+keeps its collectives and their memory until they are complete.
+
+A rank sends a farewell with its reason at three events.  These are an exception that leaves ``with
+create(...)``, the ``close`` of a broken store, and the end of a process with an open store.  A rank
+that waits for the sender raises `RankLost`.  ``close`` itself counts a rank that has left as
+arrived.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""`UpdaterStates`: saves the state of an updater object, and gives the object a saved state."""
+"""`UpdaterStates`: saves the state of an updater object, and gives the object a saved state.
+
+The state of each rank is saved with its rank, and the manifest has the rank that updates each key.
+If these ranks are the same at the load, each rank gets its own state.  Otherwise the updater's
+``merge_state_dicts(states)`` makes one state, which every rank gets.  Without this method the load
+is refused.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,11 @@
 
 MPI by itself leaves all ranks waiting for ever: the failed rank in ``MPI_Finalize``, the others in
 a collective.  The launcher sees no dead process.
+
+Under a launcher of several ranks, hooks are put in front of ``sys.excepthook`` and
+``threading.excepthook``.  The hooks name the rank, print the traceback, and call ``MPI_Abort``.
+Before MPI's start the hooks end the process by a signal, which every launcher notices.
+``sys.exit`` is wrapped too, because exit handlers cannot read the exit code.
 """
 
 from __future__ import annotations

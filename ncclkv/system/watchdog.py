@@ -5,6 +5,9 @@ can run.  A timer of libc (``timer_create``) therefore calls ``Py_FatalError``, 
 it writes a text made beforehand and the stacks of all threads, and ends the process by SIGABRT.
 Every launcher takes a death by signal for the job's failure.  Before MPI's start launchers ignore
 exit codes: ``faulthandler.dump_traceback_later`` exits with code 1 and cannot take this place.
+
+Guarded are MPI's start, new communicators and windows, ``MPI_Finalize``, NCCL's blocking calls, and
+the loading of CUDA kernels.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 A call is two numbers: the code of its verb, and the sum of the codes of its keys.  The sum ignores
 the order of a list.  All calls so far make one digest (`ncclkv.comm.diagnosis.call_log`).
 Different histories of calls have equal digests about once in 10^18 comparisons.
+
+A call that its checks refuse is not recorded.  If an optimizer's numbers have changed since the
+last push, the next push adds the code of the changed numbers to that of its keys.  In other pushes
+the log only compares the identity of the rule's numbers (`ncclkv.store.call_log`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Gradients: averages the gradients of a module's parameters while backward runs."""
+"""Gradients: averages the gradients of a module's parameters while backward runs.
+
+Parameters that backward reaches first, the last of the module, get the first buckets.  In an uneven
+block, which ``join`` opens, each flush begins with an exchange of the keys pushed.  So gradients
+are reduced at the end of a pass.  The thread or stream of the hooks is that of
+`ncclkv.torch.devices`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
 """Alone: refuses to be a job of one rank where a launcher has started several processes.
 
 Such processes would train one model each, without an error.
+
+``create`` compares MPI's number of ranks with the launchers' variables (`ncclkv.launchers`).
+Before MPI's start the library is compared with the launcher's protocol, because MPICH ends a
+process that Open MPI's mpirun has started.  Rank 0 alone prints such an error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,16 @@
 """The communicator of hosts: collectives in the memory of a node, and messages over any transport.
 
-Of several nodes, long reductions and broadcasts go through memory on each, the rest by messages.
+On one node that shares memory, all collectives of buffers go through that memory, except
+`all_to_all`.  Host objects are always messages.
+
+Across nodes a long reduction goes through the memory of each node, and a slice is exchanged between
+the ranks of one index (`ncclkv.comm.shm.hierarchical`).  In a long sum to `Owners` the rank of
+index i on a node reduces the parts of all owners of index i.  If nodes differ in size, all ranks
+exchange messages instead.  A long broadcast goes by messages to one rank of each node, and the
+others copy from it.  An allgather into memory that a node shares writes each part once a node
+(`ncclkv.comm.shm.shared_gather`).  Short reductions and broadcasts, other allgathers, barriers and
+every `all_to_all` are messages between all ranks.  `SHORT_BYTES` of `ncclkv.comm.messages.channel`
+separates short from long.
 """
 
 from __future__ import annotations

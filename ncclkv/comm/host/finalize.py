@@ -2,6 +2,16 @@
 
 A rank whose program failed waits for a bounded time, then ends without ``MPI_Finalize``.  Any other
 rank waits until all ranks have arrived, and names the late ranks at each deadline.
+
+The end runs at exit, and before the program's own ``MPI.Finalize()``, by an attribute of
+``MPI_COMM_SELF``.  All ranks first pass ``MPI_Ibarrier`` on a communicator of its own
+(`ncclkv.comm.host.final_barrier`).  After half a second each rank sends a message to each other
+rank, which shows the late ranks.  `ncclkv.comm.host.exit_wait` polls the neighbours' processes and
+the deadlines.
+
+After a failure only ranks of one machine exchange messages, because a second message to a dead
+process of another machine can crash MPICH.  A rank that gives up skips ``MPI_Finalize`` and the
+exit hooks of C (``on_exit``), so its exit code is its own.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 A short message carries the digest in front of its data: a copy is faster than another message.  A
 long message follows a message of the digest alone.
+
+If a message has another length than its receiver expects, the receiver raises `WrongLength` with
+both lengths.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tags: a tag and scratch memory for each collective in flight that exchanges messages."""
+"""Tags: a tag and scratch memory for each collective in flight that exchanges messages.
+
+A collective has its tag while it is in flight.  So ranks may wait for collectives in any order.
+"""
 
 from __future__ import annotations
 

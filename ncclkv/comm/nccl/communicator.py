@@ -1,4 +1,8 @@
-"""Communicator of GPUs: NCCL for buffers, a communicator of hosts for all other calls."""
+"""Communicator of GPUs: NCCL for buffers, a communicator of hosts for all other calls.
+
+NCCL's own sums go to `Owners` by one ``ncclReduceScatter`` if their parts are equal, else by one
+``ncclReduce`` an owner, in a group.
+"""
 
 from __future__ import annotations
 

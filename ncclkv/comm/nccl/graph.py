@@ -1,6 +1,7 @@
 """Graphs of a communicator: captured launches.
 
-NCCL destroys or aborts a communicator only after all graphs with its collectives are freed.
+NCCL destroys or aborts a communicator only after all graphs with its collectives are freed.  So the
+graphs are freed first.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 An array that neighbours can map is read in place, and does not change until all ranks are done.
 Any other array is copied in chunks, each before the phase after which peers read it.  A rank that
 reaches a phase has read the chunk of the phase before, so a double buffer is enough.
+
+A reduce_scatter reduces this rank's rows, an allgather copies all rows, and a barrier is the first
+phase alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Collectives across nodes: messages between ranks of the same index on each node."""
+"""Collectives across nodes: messages between ranks of the same index on each node.
+
+In an ordered reduction the parts of all ranks travel between the nodes, instead of one sum a node.
+Each node then sends as many parts as it has ranks.  The cost was measured on one machine of 2
+cores, not idle, split into two nodes.  At 2 ranks a node a sum of 64 MiB took a tenth to a quarter
+longer.  At 3 ranks a node the sum took a quarter to a half longer, and a sum of 1 MiB about a
+tenth.
+"""
 
 from __future__ import annotations
 

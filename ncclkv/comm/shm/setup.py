@@ -1,7 +1,9 @@
 """Setup of shared memory: all ranks agree on one sharing method, or share no memory.
 
 The methods, in the order in which they are tried: anonymous files, and an MPI window through which
-arrays are copied.
+arrays are copied.  ``NCCLKV_NODE_MEMORY`` names the first method to try.  Each rank makes an offer;
+if all ranks have made an offer they join, otherwise they try the next method.  A line of the log
+(INFO) names the method, and why earlier methods failed.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 A file's name is a digest of source, headers, options, compiler and architecture.  A file is written
 whole or not at all, and begins with a digest of its code.  If the digest does not match, the kernel
 is compiled again.  Without access to the directory every process compiles.
+
+The folder is ``ncclkv/kernels`` of ``XDG_CACHE_HOME`` or ``~/.cache``.  ``NCCLKV_KERNEL_CACHE``
+names another one, and ``0`` turns the files off.
 """
 
 from __future__ import annotations

@@ -2,6 +2,26 @@
 
 An installation without a compiler has no kernels in C, and ``NCCLKV_COMPILED=0`` turns them off.
 NumPy then makes the same bits.
+
+C makes sums and averages of float32 and float64, the programs of optimizers, checksums and long
+copies.  NumPy makes one pass over a block for each operation, and reads every line that it
+overwrites.  C keeps a tile of 1 KiB in the first-level cache (``elements.h``), and writes long
+arrays with non-temporal stores.  Such stores are weakly ordered even on x86.  So a call that uses
+them ends with a store fence, before the phase is published.
+
+C makes NumPy's operations in NumPy's order, and contracts none of them, so the bits are equal.
+Only the choice between two NaNs may differ.  Ranks with C and without C may work together.  An
+update widens 16-bit floats to float32 in tiles of 4 KiB, and rounds each tile to the weights
+(``narrow.h``).
+
+A short sum on a node is one call, from the copy to the last phase (``short.h``).  If the other
+ranks arrive too late, the next poll continues the sum where it stopped.  A call that a program
+repeats is appended to the page of calls by C (``calls.h``).
+
+``setup.py`` builds the extension with GCC or a compatible compiler, without flags for one
+processor.  Loops have versions for AVX-512, AVX2 and other processors, and the loader chooses.
+Without a compiler or ``Python.h`` the installation continues.  `kinds` and the output of ``make
+bench`` state what is used.
 """
 
 from __future__ import annotations
