@@ -11,6 +11,7 @@ Before MPI's start the hooks end the process by a signal, which every launcher n
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -232,6 +233,7 @@ def _parent_is_this_rank() -> bool:
 def _end_child() -> None:
     """End a forked child at once: the interpreter's exit would wait for MPI's other ranks."""
     if running_mpi() is not None:
+        _write_held_text()
         _flush()
         os._exit(FAILURE)
 
@@ -245,6 +247,7 @@ def give_time_to_read() -> None:
 def end_job() -> NoReturn:
     """End all ranks."""
     mpi = running_mpi()
+    _write_held_text()
     give_time_to_read()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         mpi.COMM_WORLD.Abort(FAILURE)
@@ -254,6 +257,17 @@ def end_job() -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
     os._exit(FAILURE)
+
+
+def _write_held_text() -> None:
+    """Write the text that another exception hook keeps in memory, and would write after this end.
+
+    The hook of ``torch.distributed`` calls the hook before it with a `StringIO` as stderr.
+    """
+    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+        with suppress(Exception):
+            sys.__stderr__.write(sys.stderr.getvalue())
+            sys.__stderr__.flush()
 
 
 def running_mpi() -> Any:

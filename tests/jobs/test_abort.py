@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,18 @@ def test_an_exception(job: Job, place: str, ranks: str) -> None:
         assert ended.err.startswith(f"ncclkv: rank 1 of {SIZE} on "), ended.err
         assert len(ended.words) == 1, "the ranks that were only told say nothing"
     assert f"rank {ended.words[0].split()[2]} got as far as {place}" in ended.out
+
+
+@pytest.mark.parametrize("hook", ["alone", "torch"])
+def test_an_exception_behind_a_hook_that_keeps_the_text(
+    job: Job, hook: str, tmp_path: Path
+) -> None:
+    if hook == "torch":
+        pytest.importorskip("torch", reason="torch is not installed: the extra `torch` has it")
+    ended = job("held_text.py", hook, str(tmp_path / "store"), ranks=SIZE)
+    failed(ended)
+    first_is_by(ended, ONE, "ValueError: told to fail")
+    assert "Traceback (most recent call last)" in ended.err
 
 
 def test_an_exception_in_the_updater_of_the_root(job: Job) -> None:
