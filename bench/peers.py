@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import new_arrays
-from bench.cases.sweep import BUCKET, COPY, ONE, OURS, size_text
+from bench.cases.sweep import BUCKET, COPY, ONE, OURS
 from bench.report.machine import cores
+from bench.report.units import size_text
 
 ROOT = Path(__file__).parents[1]
 

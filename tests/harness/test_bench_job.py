@@ -20,15 +20,30 @@ def test_job_of_two_ranks(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    first, second, third, empty, *_ = done.stdout.splitlines()
+    assert first.startswith("ncclkv ")
+    assert " by 2 ranks on " in first
+    assert {" took " in each for each in (second, third)} == {True}
+    assert empty == ""
+    assert "floor" not in done.stdout
+    assert "# bus bandwidth of the medians in GB/s" in done.stdout
     assert "backend=mpi-host" in done.stdout
     assert "# library MPI: " in done.stdout
     assert "# library Gloo" in done.stdout  # its version, or the reason of its absence
     assert "# all numbers were right" in done.stdout
+    (report,) = tmp_path.glob("*.txt")
+    assert done.stdout.startswith(report.read_text())
     (path,) = tmp_path.glob("*.json")
     found = json.loads(path.read_text())
     assert [table["name"] for table in found["raw"]] == [
         "all_reduce", "broadcast", "reduce_scatter", "all_gather"
     ]  # fmt: skip
     assert [row["bytes"] for row in found["sizes"]] == [8, 256]
+    assert {key: round(value, 9) for key, value in found["sizes"][1]["busbw"].items()} == {
+        # On two ranks 2 (n - 1) / n is 1.
+        key: round(256 / value / 1e9, 9)
+        for key, value in found["sizes"][1]["median"].items()
+        if key != "copy"
+    }
     assert found["wrong"] == 0
     assert {"versions", "machine", "environment", "libraries", "absent"} <= found.keys()
