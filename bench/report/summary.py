@@ -2,7 +2,8 @@
 
 The first names what was compared, and where.  The second has a step beside other libraries, and the
 third the sums over sizes.  Where a run lacks these, the comparison with another library in which
-ncclkv fares worst takes their place, and then what else was measured.
+ncclkv fares worst takes their place, of those that are not told yet, and then what else was
+measured.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ def _setting(record: Record) -> str:
 
 def _steps(record: Record) -> Iterator[str]:
     """Compare a step with those of all libraries that made the same one."""
-    works = list(dict.fromkeys(each["work"] for each in _beside(record)))
-    for begin in STEPS:
-        for work in works:
-            if work.startswith(begin):
-                found = [each for each in _beside(record) if each["work"] == work]
-                yield _capital(f"{work} took {_all([_time(each, record) for each in found])}.")
-                return
+    work = _step(record)
+    found = [_time(each, record) for each in _beside(record) if each["work"] == work]
+    if found:
+        yield _capital(f"{work} took {_all(found)}.")
+
+
+def _step(record: Record) -> str | None:
+    """Return the first work beside other libraries that is a step."""
+    works = [each["work"] for each in _beside(record)]
+    return next((work for begin in STEPS for work in works if work.startswith(begin)), None)
 
 
 def _sizes(record: Record) -> Iterator[str]:
@@ -70,13 +74,13 @@ def _sizes(record: Record) -> Iterator[str]:
 
 
 def _worst(record: Record) -> Iterator[str]:
-    """Name the comparison with another library in which ncclkv fares worst."""
-    found = _beside(record)
+    """Name the comparison, other than of the step, in which ncclkv fares worst."""
+    found = [each for each in _beside(record) if each["work"] != _step(record)]
     if found:
         worst = max(found, key=lambda each: each["value"])
-        many = f"The least favourable of {len(found)} comparisons: " if len(found) > 1 else ""
-        text = f"{worst['work']} took {_time(worst, record)}"
-        yield f"{many}{text if many else _capital(text)} ({worst['ours']})."
+        text = f"{worst['work']} took {_time(worst, record)} ({worst['ours']})."
+        many = f"The least favourable of {len(found)} other comparisons: {text}"
+        yield many if len(found) > 1 else _capital(text)
 
 
 def _own(record: Record) -> Iterator[str]:

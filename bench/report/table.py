@@ -125,6 +125,6 @@ def ratio(
     else:
         floor(job, text, value, bound)
     library = library_of(best, [each.name for each in job.libraries])
-    job.record.setdefault("ratios", []).append(
-        {"work": work, "ours": ours, "beside": best, "library": library, "value": value}
-    )
+    found = {"work": work, "ours": ours, "beside": best, "library": library, "value": value}
+    found["seconds"] = results[ours].median
+    job.record.setdefault("ratios", []).append(found)

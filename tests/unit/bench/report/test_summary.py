@@ -54,12 +54,17 @@ def test_a_whole_run() -> None:
 
 
 def test_without_sizes_the_worst_comparison_is_told() -> None:
-    found = record(ratios=[ratio(STEP, "Gloo", 0.5), ratio("a sum of 4 KiB", "MPI", 1.5)])
+    step, sums = ratio(STEP, "Gloo", 2.5), ratio("a sum of 4 KiB", "MPI", 1.5)
+    found = record(ratios=[step, sums])
     assert summary.sentences(found)[1:] == [
-        f"A{STEP[1:]} took 0.50 of Gloo's time.",
-        "The least favourable of 2 comparisons: a sum of 4 KiB took 1.50 times MPICH's time "
-        "(store).",
+        f"A{STEP[1:]} took 2.50 times Gloo's time.",
+        "A sum of 4 KiB took 1.50 times MPICH's time (store).",
     ]
+    found = record(ratios=[step, ratio("a sum of 1 MiB", "Gloo", 0.5), sums])
+    assert summary.sentences(found)[2] == (
+        "The least favourable of 2 other comparisons: a sum of 4 KiB took 1.50 times MPICH's time "
+        "(store)."
+    )
 
 
 def test_a_run_of_the_store_alone() -> None:
