@@ -22,6 +22,7 @@ COLORS = {
     "NCCL": "#2ca02c",
     "cupyx": "#9467bd",
     "copy": "#999999",
+    "d[...]": "#999999",
     "bare:": "#999999",
 }
 """Colours of the store, of the libraries and of bounds that nothing can beat.
