@@ -72,6 +72,7 @@ $(READY)-%: setup.cfg setup.py pyproject.toml launch/setup.sh $(KERNELS)
 #    TORCH=1              install torch and measure it too (its CPU build, if
 #                         pip's settings name an index that has it)
 #    ARGS='--only models --rounds 11'   options of python -m bench
+#    ARGS=--floors        show the bounds that developers hold ratios to
 #  with bench-gpu:
 #    GPUS=4               ranks, each with a GPU
 #    WITH, QUICK, ARGS    as with test-gpu and bench

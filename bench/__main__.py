@@ -1,4 +1,7 @@
-"""``python -m bench``: measure, check, print, and write the results."""
+"""``python -m bench``: measure, check, print, and write the results.
+
+Rank 0 prints the report at the end, with three sentences on top.
+"""
 
 from __future__ import annotations
 
@@ -46,38 +49,40 @@ def _on_gpu(comm: Communicator, options: Options) -> int:
     groups = shared_gpus(facts).values()
     sharing = max(map(len, groups), default=1)
     job = Job(ranks, GpuMemory(ranks, sharing), options)
+    warnings = []
     if sharing > 1:
-        job.print("#" * 78)
-        job.print("# RANKS SHARE A GPU: every bandwidth and every time below MEANS NOTHING.")
-        job.print("#" * 78)
-    elif ranks.size == 1:
-        job.print("# One GPU: times are the store's own cost; no link between GPUs was measured.")
-    return run(job)
+        line = "# RANKS SHARE A GPU: every bandwidth and every time below MEANS NOTHING."
+        warnings = ["#" * 78, line, "#" * 78]
+    return run(job, warnings)
 
 
-def run(job: Job) -> int:
-    """Find the libraries, run the parts, write the files."""
+def run(job: Job, warnings: Sequence[str] = ()) -> int:
+    """Run the parts, print the report and write the files; return 1 if a number was wrong."""
     begin = time.perf_counter()
+    with files.report(job, warnings):
+        _measure(job)
+        seconds = time.perf_counter() - begin
+        job.record.update(wrong=job.wrong, seconds=seconds)
+    verdict = f"FAILED: {job.wrong} elements were wrong" if job.wrong else "all numbers were right"
+    job.print(f"# {verdict}; {seconds:.0f} s")
+    job.comm.close()
+    return int(job.wrong > 0)
+
+
+def _measure(job: Job) -> None:
+    """Find the libraries and run the parts."""
     job.record.update(machine.describe(job), options=_as_json(job.options))
     absent = libraries.find(job, libraries.GPU if job.options.gpu else libraries.HOST)
     _introduce(job, absent)
     parts = {**cases.HOST, **cases.GPU}
     seconds_of = job.record["seconds_of_parts"] = {}
-    for part in job.options.parts:
+    for number, part in enumerate(job.options.parts, 1):
+        job.tell(f"# part {number} of {len(job.options.parts)}: {part}")
         start = time.perf_counter()
         parts[part](job)
         seconds_of[part] = time.perf_counter() - start
     for library in job.libraries:
         library.close()
-    seconds = time.perf_counter() - begin
-    job.record.update(wrong=job.wrong, seconds=seconds)
-    if job.comm.rank == 0:
-        for name in files.write(job.options.out, job.record):
-            print(f"# {name}")
-    verdict = f"FAILED: {job.wrong} elements were wrong" if job.wrong else "all numbers were right"
-    job.print(f"# {verdict}; {seconds:.0f} s")
-    job.comm.close()
-    return int(job.wrong > 0)
 
 
 def _introduce(job: Job, absent: dict[str, str]) -> None:
@@ -100,6 +105,8 @@ def _introduce(job: Job, absent: dict[str, str]) -> None:
     )
     if options.quick:
         job.print("# QUICK: times are rough")
+    if options.gpu and job.comm.size == 1:
+        job.print("# One GPU: times are the store's own cost; no link between GPUs was measured.")
     if not options.gpu and job.comm.local_size > here["cores"]:
         job.print("# more ranks than cores: times include how ranks share them")
     job.print()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import ncclkv
 from bench.data import Pattern
@@ -28,6 +29,8 @@ class Job:
         Content of the JSON, by part.
     wrong : int
         Wrong elements, over all ranks and parts.
+    stream : TextIO, optional
+        File that receives what rank 0 prints; by default the standard output.
     """
 
     comm: Communicator
@@ -36,6 +39,7 @@ class Job:
     libraries: list[Library] = field(default_factory=list)
     record: dict[str, Any] = field(default_factory=dict)
     wrong: int = 0
+    stream: TextIO | None = None
 
     def __post_init__(self) -> None:
         self.pattern = Pattern(self.memory.xp)
@@ -43,7 +47,12 @@ class Job:
     def print(self, text: str = "") -> None:
         """Print on rank 0."""
         if self.comm.rank == 0:
-            print(text, flush=True)
+            print(text, file=self.stream, flush=True)
+
+    def tell(self, text: str) -> None:
+        """Print on the standard error of rank 0, where people wait for the report."""
+        if self.comm.rank == 0:
+            print(text, file=sys.stderr, flush=True)
 
     def store(self, **options: Any) -> ncclkv.KVStore:
         """Create a store of all ranks."""

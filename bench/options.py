@@ -29,13 +29,16 @@ class Options:
         Measured rounds, and rounds before them without a result.
     max_bytes : int
         The longest buffer of the tables over sizes.
+    floors : bool
+        Show the bounds that developers hold ratios to.
     parts, models : tuple of str
     out : Path
-        The folder of the JSON and the plots.
+        The folder of the report, the JSON and the plots.
     """
 
     gpu: bool = False
     quick: bool = False
+    floors: bool = False
     rounds: int = 7
     warmups: int = 2
     max_bytes: int = 128 * MIB
@@ -62,9 +65,10 @@ def parse(argv: Sequence[str] | None, host: Sequence[str], gpu: Sequence[str]) -
         "--only", nargs="+", choices=every, metavar="PART", help=f"parts to run: {', '.join(every)}"
     )
     option("--models", nargs="+", choices=list(MODELS), help="key lists of the store's table")
+    option("--floors", action="store_true", help="show the bound of each ratio, and if it is met")
     option("--rounds", type=int, help="turns of each candidate (7; quick: 3)")
-    option("--max-bytes", type=int, help="longest buffer (128 MiB; quick: 8 MiB)")
-    option("--out", type=Path, default=Options.out, help="folder of the JSON and the plots")
+    option("--max-bytes", type=int, help="bytes of the longest buffer (128 MiB; quick: 8 MiB)")
+    option("--out", type=Path, default=Options.out, help="folder of the results")
     given = parser.parse_args(argv)
     on_gpu = given.where == "gpu"
     rounds = given.rounds if given.rounds is not None else (3 if given.quick else 7)
@@ -74,6 +78,7 @@ def parse(argv: Sequence[str] | None, host: Sequence[str], gpu: Sequence[str]) -
     return Options(
         gpu=on_gpu,
         quick=given.quick,
+        floors=given.floors,
         rounds=rounds,
         warmups=0 if given.quick else 2,
         max_bytes=longest,

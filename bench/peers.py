@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import new_arrays
-from bench.cases.sweep import BUCKET, COPY, ONE, OURS, size_text
+from bench.cases.sweep import BUCKET, COPY, ONE, OURS
 from bench.report.machine import cores
+from bench.report.units import size_text
 
 ROOT = Path(__file__).parents[1]
 
-PARTS = ("sizes", "new-arrays")
+PARTS = ("sizes", "new-arrays", "models")
+MODEL = "ResNet-50"
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def _run(
     """Run one job; return its record, or None if it failed."""
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=given.out) as folder:
-        options = ["--only", *PARTS, "--out", folder]
+        options = ["--only", *PARTS, "--models", MODEL, "--out", folder]
         options += ["--quick"] * given.quick
         options += ["--rounds", str(given.rounds)] if given.rounds else []
         done = subprocess.run(
@@ -136,21 +138,22 @@ def lines(ranks: int, records: Mapping[str, dict[str, Any]]) -> list[str]:
         f"ncclkv {first['versions']['ncclkv']} ({first['commit']})",
         *(f"# {name}: {each['libraries'].get('MPI', 'absent')}" for name, each in records.items()),
         "#",
-        "# Sums in place of ordinary arrays: ncclkv's median and 5th percentile in us (the first",
-        "# job's), and its time over the library's in the library's own job, by medians.",
+        "# Sums in place of ordinary arrays: ncclkv's median and 5th percentile in us, and its bus",
+        "# bandwidth in GB/s (the first job's); its time over the library's in the library's own",
+        "# job, by medians; and medians in us of the store's memory, and of a copy.",
     ]
     columns = [*records, *(name for name in ("Gloo",) if name in first["libraries"])]
     extra = [name for name in (BUCKET, ONE, COPY) if name in first["sizes"][0]["median"]]
-    found.append(_row("size", [OURS, "p5", *columns, *extra]))
+    found.append(_row("size", [OURS, "p5", "busbw", *columns, *extra]))
     for number, row in enumerate(first["sizes"]):
         mine = row["median"][OURS]
-        cells = [f"{mine * 1e6:.1f}", f"{row['p5'][OURS] * 1e6:.1f}"]
+        cells = [f"{mine * 1e6:.1f}", f"{row['p5'][OURS] * 1e6:.1f}", f"{row['busbw'][OURS]:.2f}"]
         cells += [_ratio(record["sizes"][number]["median"], "MPI") for record in records.values()]
         cells += [_ratio(row["median"], name) for name in columns[len(records) :]]
         cells += [f"{row['median'][name] * 1e6:.1f}" for name in extra]
         found.append(_row(size_text(row["bytes"]), cells))
-    found.append(_row("median", ["", "", *_medians(records, first, columns)]))
-    found += ["#", *_steps(first)]
+    found.append(_row("median", ["", "", "", *_medians(records, first, columns)]))
+    found += ["#", *_models(records), "#", *_steps(first)]
     return found
 
 
@@ -170,6 +173,22 @@ def _medians(
         ratios = [row[OURS] / row[library] for row in rows]
         found.append(f"{statistics.median(ratios):.2f}" if ratios else "-")
     return found
+
+
+def _models(records: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Return the lines of a model's step: our time in each job, and that over the library's."""
+    found = []
+    for name, record in records.items():
+        for each in record.get("ratios", []):
+            # Gloo is in the first jobs of an environment alone.
+            if each["work"].startswith(f"a step of {MODEL} (") and each["library"]:
+                library = name if each["library"] == "MPI" else f"{each['library']}, in that job"
+                time = f"{each['seconds'] * 1e3:9.1f} ms  {each['value']:6.2f}"
+                found.append((each["work"], f"  {library:<40} {time}"))
+    if not found:
+        return []
+    title = f"# {found[0][0]} by lists: ncclkv's median, and that over the library's with copies"
+    return [title, *(line for _, line in found)]
 
 
 def _steps(record: dict[str, Any]) -> list[str]:

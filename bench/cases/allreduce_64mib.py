@@ -8,6 +8,7 @@ from bench.job import Job
 from bench.libraries.base import Library, Ours
 from bench.options import MIB
 from bench.report import table
+from bench.report.units import size_text
 from bench.rounds import Candidate, Marks, take_turns
 from bench.workload import Workload
 from ncclkv.comm.types import Buffer
@@ -45,7 +46,7 @@ class Into(Flat):
 
 
 def run(job: Job) -> None:
-    if not job.fits(f"allreduce of {NBYTES} B", 4 * NBYTES):
+    if not job.fits(f"allreduce of {size_text(NBYTES)}", 4 * NBYTES):
         return
     work = Workload(job, {"all": (NBYTES // 4,)})
     expected = Sum(job.comm.size)
@@ -67,9 +68,11 @@ def run(job: Job) -> None:
             name = f"{library.name}, {SLICES}"
             candidates.append(Flat(work, library, pieces, [plain], expected, name))
     results = take_turns(job, "allreduce", candidates)
-    table.table(job, f"allreduce of {NBYTES / MIB:g} MiB float32", results, NBYTES, best)
+    table.table(job, f"allreduce of {size_text(NBYTES)} float32", results, NBYTES, best)
     baselines = [library.name for library in job.libraries]
-    table.ratio(job, "allreduce, one result", results, best, baselines, 0.20)
-    table.ratio(job, "allreduce, one result", results, best, [f"MPI, {SLICES}"], 0.45)
-    table.ratio(job, "allreduce, own result", results, OWN, baselines, 0.35)
+    one = "a sum in the store's memory, with one result for all ranks of a node,"
+    table.ratio(job, one, results, best, baselines, 0.20)
+    table.ratio(job, one, results, best, [f"MPI, {SLICES}"], 0.45)
+    own = "a sum from the store's memory into an array of each rank's own"
+    table.ratio(job, own, results, OWN, baselines, 0.35)
     job.print()

@@ -8,6 +8,7 @@ from bench.job import Job
 from bench.models import Shapes
 from bench.options import MIB
 from bench.report import table
+from bench.report.units import size_text
 from bench.rounds import Candidate, take_turns
 from bench.workload import Workload
 
@@ -19,7 +20,7 @@ CALLS = {OFF: 10, "every flush": 10, "every 100 flushes": 100}
 
 
 def run(job: Job) -> None:
-    if not job.fits(f"{NBYTES} B as {KEYS} keys in {len(CALLS)} stores", 8 * NBYTES):
+    if not job.fits(f"{size_text(NBYTES)} as {KEYS} keys in {len(CALLS)} stores", 8 * NBYTES):
         return
     shapes: Shapes = {f"key{number}": (NBYTES // 4 // KEYS,) for number in range(KEYS)}
     work = Workload(job, shapes)
@@ -32,6 +33,6 @@ def run(job: Job) -> None:
     results = take_turns(job, "comparing values", candidates)
     for kv in stores:
         kv.close()
-    title = f"{NBYTES / MIB:g} MiB as {KEYS} keys, values compared"
+    title = f"{size_text(NBYTES)} as {KEYS} keys, values compared"
     table.table(job, title, results, NBYTES, OFF)
     job.print()

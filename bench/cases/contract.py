@@ -10,6 +10,7 @@ from bench.job import Job
 from bench.models import Shapes
 from bench.options import KIB, MIB
 from bench.report import table
+from bench.report.units import size_text
 from bench.rounds import Candidate, Marks, take_turns
 from bench.workload import Workload
 
@@ -49,7 +50,7 @@ def run(job: Job) -> None:
         short.calls = SHORT_CALLS
         with one_core_a_rank(job.comm.local_rank):
             _compare(job, "4 KiB, push and wait", short, SHORT, 1.05)
-    if not job.fits(f"{LONG} B as {LONG_KEYS} keys", 4 * LONG):
+    if not job.fits(f"{size_text(LONG)} as {LONG_KEYS} keys", 4 * LONG):
         return
     with job.store() as kv:
         shapes: Shapes = {f"key{number}": (LONG // 4 // LONG_KEYS,) for number in range(LONG_KEYS)}
@@ -64,4 +65,5 @@ def run(job: Job) -> None:
 def _compare(job: Job, title: str, logged: Lists, nbytes: int, bound: float) -> None:
     results = take_turns(job, "call log", [logged, Unlogged(logged)])
     table.table(job, f"{title}, with and without the call log", results, nbytes, UNLOGGED)
-    table.ratio(job, f"call log, {title}", results, LOGGED, [UNLOGGED], bound)
+    work = f"{title}, with every call recorded and compared,"
+    table.ratio(job, work, results, LOGGED, [UNLOGGED], bound)

@@ -9,8 +9,8 @@ import numpy as np
 from bench.data import addend
 from bench.job import Job
 from bench.models import MODELS
-from bench.options import MIB
 from bench.report import table
+from bench.report.units import size_text
 from bench.rounds import Candidate, Marks, take_turns
 from bench.workload import Workload
 
@@ -92,7 +92,7 @@ def run(job: Job) -> None:
         return
     candidates: list[Kernel] = [Copy(work), Pack(work), Unpack(work)]
     results = take_turns(job, "kernels", candidates)
-    title = f"kernels on the keys of {name}, {work.nbytes / MIB:.1f} MiB; GB/s of one pass"
+    title = f"kernels on the keys of {name}, {size_text(work.nbytes)}; GB/s of one pass"
     table.table(job, title, results, work.nbytes, "copy")
     copied = results["copy"].median
     job.print(f"# copy: {2 * work.nbytes / copied / 1e9:.1f} GB/s read and written")

@@ -64,7 +64,7 @@ def _alone(job: Job) -> tuple[int, dict[str, list[object]]]:
     """Measure in this process alone."""
     # One rank, but in the memory of the job's own communicator.
     comm = job.comm if job.comm.size == 1 else SoloCommunicator(job.comm.timeout)
-    single = Job(comm, type(job.memory)(comm), job.options)
+    single = Job(comm, type(job.memory)(comm), job.options, stream=job.stream)
     work = Workload(single, {f"key{number}": (NUMBERS,) for number in range(KEYS)})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a store of this rank alone is intended
@@ -79,6 +79,6 @@ def _alone(job: Job) -> tuple[int, dict[str, list[object]]]:
         results = take_turns(single, "1,000 keys alone", candidates)
     title = "push and pull of 1,000 keys of 1 KiB, one rank"
     table.table(single, title, results, work.nbytes, COPYTO)
-    table.ratio(single, "1,000 small keys", results, STORE, [COPYTO], 1.2)
+    table.ratio(single, title, results, STORE, [COPYTO], 1.2)
     single.print()
     return single.wrong, single.record

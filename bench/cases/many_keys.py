@@ -8,6 +8,7 @@ from bench.job import Job
 from bench.models import Shapes
 from bench.options import MIB
 from bench.report import table
+from bench.report.units import size_text
 from bench.rounds import Candidate, take_turns
 from bench.workload import Workload
 
@@ -18,7 +19,7 @@ BETWEEN = 1000
 
 def run(job: Job) -> None:
     counts = (FEW, MANY) if job.options.quick else (FEW, BETWEEN, MANY)
-    if not job.fits(f"{NBYTES} B as 10 and as 10,000 keys", 4 * len(counts) * NBYTES):
+    if not job.fits(f"{size_text(NBYTES)} as 10 and as 10,000 keys", 4 * len(counts) * NBYTES):
         return
     stores = [job.store() for _ in counts]
     candidates: list[Candidate] = []
@@ -30,8 +31,9 @@ def run(job: Job) -> None:
     results = take_turns(job, "many keys", candidates)
     for kv in stores:
         kv.close()
-    table.table(job, f"{NBYTES / MIB:g} MiB by lists", results, NBYTES, _name(FEW))
-    table.ratio(job, "many keys", results, _name(MANY), [_name(FEW)], 1.8)
+    table.table(job, f"{size_text(NBYTES)} by lists", results, NBYTES, _name(FEW))
+    work = f"push and pull of {size_text(NBYTES)} as {_name(MANY)}"
+    table.ratio(job, work, results, _name(MANY), [_name(FEW)], 1.8)
     job.print()
 
 

@@ -14,6 +14,7 @@ from bench.job import Job
 from bench.memory import trim_heap
 from bench.options import MIB
 from bench.report import table
+from bench.report.units import size_text
 from ncclkv.comm.base import Communicator
 from ncclkv.optimizer import SGD, Adam
 from ncclkv.optimizer.base import Optimizer
@@ -62,7 +63,7 @@ def run(job: Job) -> None:
     nbytes = min(NBYTES, job.options.max_bytes)
     if not job.fits("memory", 8 * nbytes):
         return
-    job.print(f"# memory of a store with {nbytes / MIB:.1f} MiB of weights and Adam, in MiB")
+    job.print(f"# memory of a store with {size_text(nbytes)} of weights and Adam, in MiB")
     job.print(f"# {'':<30} {'ranks':>6} {'a rank':>9} {'all ranks':>9} {'of them states':>14}")
     values = [np.ones(nbytes // 4 // KEYS, np.float32) for _ in range(KEYS)]
     rows = [

@@ -50,8 +50,8 @@ def run(job: Job) -> None:
     table.table(
         job, "4 KiB, the mean of many calls, each rank on one core", results, NBYTES, Ours.name
     )
-    table.ratio(job, "4 KiB, push and flush by the communicator", results, Ours.name, ["MPI"], 0.8)
-    table.ratio(job, "4 KiB, push and wait of a key", results, STORE, [Ours.name], 3.0)
+    table.ratio(job, "a sum of 4 KiB", results, Ours.name, ["MPI"], 0.8)
+    table.ratio(job, "push and wait of a key of 4 KiB", results, STORE, [Ours.name], 3.0)
     job.print()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,10 @@ from bench.data import addend, total
 from bench.job import Job
 from bench.libraries.base import Library, Ours
 from bench.options import KIB, MIB
+from bench.raw.collectives import Allreduce
 from bench.raw.measure import sizes
+from bench.report import nccl_tests
+from bench.report.units import size_text
 from bench.rounds import Candidate, Marks, Result, take_turns
 from ncclkv.comm.types import Buffer
 
@@ -109,17 +113,36 @@ def run(job: Job) -> None:
         cells = "".join(f"  {_cell(found.get(name)):>17}" for name in names)
         job.print(f"  {size_text(nbytes):>10}{cells}  {sum(r.wrong for r in found.values()):6d}")
     job.print()
-    job.record["sizes"] = [
-        {
-            "bytes": nbytes,
-            "median": {name: each.median for name, each in found.items()},
-            "p5": {name: each.p5 for name, each in found.items()},
-            "wrong": sum(each.wrong for each in found.values()),
-        }
-        for nbytes, found in rows
-    ]
+    job.record["sizes"] = [_record(job, nbytes, found) for nbytes, found in rows]
+    if job.comm.size > 1:
+        _bandwidths(job, [name for name in names if name != COPY])
     if job.libraries:
         _crossover(job, rows)
+
+
+def _record(job: Job, nbytes: int, found: dict[str, Result]) -> dict[str, Any]:
+    """Return the times of one size in seconds, and the bus bandwidths in GB/s, as JSON values."""
+    factor = Allreduce().factor(job.comm.size) / 1e9
+    return {
+        "bytes": nbytes,
+        "median": {name: each.median for name, each in found.items()},
+        "p5": {name: each.p5 for name, each in found.items()},
+        "least": {name: min(each.seconds) for name, each in found.items()},
+        "most": {name: max(each.seconds) for name, each in found.items()},
+        "busbw": {n: nbytes * factor / each.median for n, each in found.items() if n != COPY},
+        "wrong": sum(each.wrong for each in found.values()),
+    }
+
+
+def _bandwidths(job: Job, names: list[str]) -> None:
+    """Print the bus bandwidths, by which numbers of ranks can be compared."""
+    job.print("# bus bandwidth of the medians in GB/s: 2 (n - 1) / n of the bytes, over the time")
+    job.print("# " + f"{'size':>10}" + "".join(f"  {name:>10}" for name in names))
+    for row in job.record["sizes"]:
+        speeds = (row["busbw"].get(name) for name in names)
+        cells = (f"{'-' if each is None else nccl_tests.number(each, 6)}" for each in speeds)
+        job.print(f"  {size_text(row['bytes']):>10}" + "".join(f"  {cell:>10}" for cell in cells))
+    job.print()
 
 
 def _one_size(job: Job, nbytes: int) -> dict[str, Result]:
@@ -156,19 +179,6 @@ def _placed(job: Job) -> AbstractContextManager[None]:
 
 def _cell(found: Result | None) -> str:
     return "-" if found is None else f"{found.median * 1e6:.1f} {found.p5 * 1e6:.1f}"
-
-
-def size_text(nbytes: int) -> str:
-    """Return a size with its unit.
-
-    Examples
-    --------
-    >>> size_text(8), size_text(4096), size_text(3 << 20)
-    ('8 B', '4 KiB', '3 MiB')
-    """
-    if nbytes < KIB:
-        return f"{nbytes} B"
-    return f"{nbytes // KIB} KiB" if nbytes < MIB else f"{nbytes // MIB} MiB"
 
 
 def _crossover(job: Job, rows: list[tuple[int, dict[str, Result]]]) -> None:

@@ -13,6 +13,7 @@ from bench.libraries.base import Ours
 from bench.libraries.torch_dist import TorchLibrary
 from bench.options import MIB
 from bench.report import table
+from bench.report.units import size_text
 from bench.rounds import Candidate, Result, take_turns
 from bench.workload import Workload
 
@@ -38,7 +39,7 @@ def run(job: Job) -> None:
 
     for name, (make, shape, goal) in MODULES.items():
         reference = Reference(job, make, shape)
-        what = f"step of {name}, {reference.nbytes / MIB:.1f} MiB of gradients"
+        what = f"step of {name}, {size_text(reference.nbytes)} of gradients"
         if job.fits(what, COPIES * reference.nbytes):
             _compare(job, name, what, reference, goal)
 
@@ -84,7 +85,8 @@ def _compare(job: Job, name: str, what: str, reference: Reference, goal: float) 
     for each in theirs:
         each.forget()
     table.table(job, f"{what}, {job.comm.size} ranks", results, reference.nbytes, OURS)
-    table.ratio(job, f"step of {name}", results, OURS, [_ddp(each) for each in theirs], goal)
+    work = f"a training {what}"
+    table.ratio(job, work, results, OURS, [_ddp(each) for each in theirs], goal)
     for title in models:
         _added(job, name, results, title)
     job.print()
@@ -99,7 +101,7 @@ def _added(job: Job, name: str, results: dict[str, Result], title: str) -> None:
     added = results[title].median - results[_alone(title)].median
     ratio = added / results[_bare(title)].median
     text = f"{name}, {title}: time that the reduction adds to a step / bare sum"
-    job.print(f"  {text:<84} {ratio:8.3f}")
+    job.print(f"  {ratio:8.3f}  {text}")
     job.record.setdefault("added", {})[f"{name}, {title}"] = ratio
 
 

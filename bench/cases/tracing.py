@@ -15,8 +15,8 @@ from bench.candidates.store import Lists
 from bench.data import LEARNING_RATE, MOMENTUM, Descent
 from bench.job import Job
 from bench.models import MODELS, elements
-from bench.options import MIB
 from bench.report import table
+from bench.report.units import size_text
 from bench.rounds import Candidate, take_turns
 from bench.workload import Workload
 from ncclkv.engine.instrument import EVENTS
@@ -81,7 +81,7 @@ def run(job: Job) -> None:
     for name in job.options.models:
         shapes = MODELS[name]()
         nbytes = 4 * elements(shapes)
-        what = f"{name}: {len(shapes)} keys, {nbytes / MIB:.1f} MiB, with SGD, observed"
+        what = f"{name}: {len(shapes)} keys, {size_text(nbytes)}, with SGD, observed"
         if not job.fits(what, COPIES * nbytes):
             continue
         work = Workload(job, shapes)
@@ -109,8 +109,8 @@ def run(job: Job) -> None:
             }
             tracer.stop()
         table.table(job, what, results, work.nbytes, OFF)
-        table.ratio(job, f"{name}, traced", results, TRACED, [OFF], BOUND)
-        table.ratio(job, f"{name}, with metrics", results, COUNTED, [OFF], BOUND)
+        table.ratio(job, f"push and pull for {name}, traced,", results, TRACED, [OFF], BOUND)
+        table.ratio(job, f"push and pull for {name}, with metrics,", results, COUNTED, [OFF], BOUND)
         for title, share in shares.items():
             what = f"{name}, {title}: processor time of the instrument / time of a step"
             table.floor(job, what, share, BOUND - 1)

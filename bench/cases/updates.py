@@ -11,6 +11,7 @@ import ncclkv.optimizer as optimizers
 from bench.job import Job
 from bench.options import MIB
 from bench.report import table
+from bench.report.units import size_text
 from bench.rounds import Candidate, Marks, take_turns
 from ncclkv.arrays.dtypes import bfloat16
 from ncclkv.errors import NotSupported
@@ -210,7 +211,7 @@ def run(job: Job) -> None:
     job.print(f"# copy: {speed / 1e9:.1f} GB/s read and written")
     for update, goal in rows:
         seconds = results[update.name].median
-        text = f"{update.name}: {update.nbytes / MIB:.1f} MiB; time / time of moving them once"
+        text = f"{update.name}: {size_text(update.nbytes)}; time / time of moving them once"
         table.floor(job, text, seconds * speed / update.nbytes, goal)
     job.print()
 

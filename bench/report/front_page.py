@@ -1,4 +1,4 @@
-"""Draws README's figure from the newest table of rows in ``docs/performance.md``.
+"""Draws README's figure from tables of ``docs/performance.md``: steps, and a sum that MPI wins.
 
 The command is ``python -m bench.report.front_page docs/step-times.png``.
 """
@@ -8,57 +8,97 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
+
+from bench.report.names import COLORS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 
-TITLES = {
-    "1": "allreduce of 64 MiB float32 (ncclkv: one result, which all ranks of the host read)",
-    "2": "push and pull of ResNet-50's gradients (161 arrays, 97.5 MiB)",
-    "4": "the same with SGD and momentum on the store",
+STEPS = {
+    "2": "push and pull of ResNet-50's 161 arrays; Gloo's are copied into buckets and out",
+    "4": "the same, with SGD and momentum on the store, or torch's fused SGD",
 }
-"""Titles of the panels, by the rows of the table."""
+"""Titles of the panels beside Gloo, by the rows of the table "ours, beside, ratio"."""
 
-COLORS = {"ncclkv": "C0", "MPI": "C7", "Gloo": "C1"}
+SIZE = "1 MiB"
+LIBRARIES = ("MPICH", "Open MPI", "Intel MPI", "Gloo")
 
-Rows = dict[str, dict[str, float]]
-"""Milliseconds of each library, by row."""
-
-
-def read(page: str) -> tuple[str, Rows]:
-    """Return commit, date and machine of the table "ours, beside, ratio", and its rows."""
-    found = re.search(r"(Commit [^\n]*)\n\n\| \| ours \| beside .*?(?:\n\n|\Z)", page, re.DOTALL)
-    if found is None:
-        raise ValueError("docs/performance.md has no table with the columns ours and beside")
-    rows: Rows = {}
-    for number, ours, beside in re.findall(
-        r"^\| (\d+) \| ([\d.]+)[^|]*\| ([^|]*) \|", found[0], re.MULTILINE
-    ):
-        others = re.findall(r"([A-Z]\w+) ([\d.]+)", beside)
-        rows[number] = {"ncclkv": float(ours), **{name: float(time) for name, time in others}}
-    where = re.match(r"Commit (\w+)[^(]*\(([^)]*)\)", found[1])
-    return f"commit {where[1]}, {where[2]}" if where else found[1], rows
+STEPS_TABLE = re.compile(
+    r"Commit (?P<commit>\w+) [^(]*\((?P<where>[^)]*)\)[^\n]*\n\n"
+    r"\| \| ours \| beside .*?(?=\n\n|\Z)",
+    re.DOTALL,
+)
+SUMS_TABLE = re.compile(
+    r"Commit (?P<commit>\w+) on (?P<date>[\d-]+) \((?P<where>[^;)]*)[^)]*\):\n\n"
+    r"\| (?P<ranks>\d+ ranks) \|(?P<names>[^\n]*)\n.*?(?=\n\n|\Z)",
+    re.DOTALL,
+)
 
 
-def draw(about: str, rows: Rows, name: str) -> None:
-    """Draw a panel of bars for each row that has a title; shorter bars are better."""
+class Panel(NamedTuple):
+    """Bars of one piece of work.
+
+    Attributes
+    ----------
+    title, where : str
+        What was done, and the machine, the ranks, the commit and the date.
+    times : dict of str to float
+        Time of each library, in that of ncclkv.
+    """
+
+    title: str
+    where: str
+    times: dict[str, float]
+
+
+def read(page: str) -> list[Panel]:
+    """Return the panels of the steps, and of the sums of 1 MiB."""
+    steps, sums = STEPS_TABLE.search(page), SUMS_TABLE.search(page)
+    if steps is None or sums is None:
+        raise ValueError("docs/performance.md lacks the table of steps or that of sums")
+    panels = []
+    for number, title in STEPS.items():
+        row = re.search(
+            rf"^\| {number} \| ([\d.]+) ms[^|]*\| Gloo ([\d.]+)", steps[0], re.MULTILINE
+        )
+        if row is None:
+            raise ValueError(f"docs/performance.md has no step {number} beside Gloo")
+        where = f"4 ranks; {steps['where']}; commit {steps['commit']}"
+        panels.append(Panel(title, where, {"ncclkv": 1.0, "Gloo": float(row[2]) / float(row[1])}))
+    return [*panels, _sums(sums)]
+
+
+def _sums(table: re.Match[str]) -> Panel:
+    """Return the panel of the sums."""
+    names = [each.strip() for each in table["names"].split("|")]
+    row = re.search(rf"^\| {SIZE} \|([^\n]*)", table[0], re.MULTILINE)
+    if row is None:
+        raise ValueError(f"docs/performance.md has no sum of {SIZE}")
+    cells = dict(zip(names, (each.strip() for each in row[1].split("|")), strict=True))
+    times = {"ncclkv": 1.0, **{name: 1 / float(cells[name]) for name in LIBRARIES}}
+    title = f"a plain sum of an ordinary array of {SIZE}, in place"
+    return Panel(title, f"{table['where']}; commit {table['commit']}; {table['date']}", times)
+
+
+def draw(panels: list[Panel], name: str) -> None:
+    """Draw the panels below each other; shorter bars are better."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    heights = [len(rows[number]) for number in TITLES]
-    panels = figure.subplots(len(TITLES), 1, sharex=True, height_ratios=heights)
-    longest = max(max(rows[number].values()) for number in TITLES)
-    for axes, (number, title) in zip(panels, TITLES.items(), strict=True):
-        libraries = list(rows[number])
-        times = list(rows[number].values())
-        bars = axes.barh(libraries, times, color=[COLORS[each] for each in libraries])
-        axes.bar_label(bars, fmt="%.0f ms", padding=4)
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.set_xlim(0, 1.12 * longest)
-        axes.invert_yaxis()
+    heights = [0.9 + len(panel.times) for panel in panels]
+    figure = Figure(figsize=(8, 0.42 * sum(heights) + 0.4), layout="constrained")
+    grid = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights)
+    longest = max(max(panel.times.values()) for panel in panels)
+    for axes, panel in zip(grid, panels, strict=True):
+        colors = [COLORS[each] for each in panel.times]
+        bars = axes.barh(list(panel.times), list(panel.times.values()), height=0.7, color=colors)
+        axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=9)
+        axes.set_title(panel.title, loc="left", fontsize=10)
+        axes.set_xlabel(panel.where, loc="right", fontsize=7, color="0.35")
+        axes.set(xlim=(0, 1.12 * longest), ylim=(len(panel.times) - 0.4, -0.6))
         axes.spines[["top", "right"]].set_visible(False)
-    panels[-1].set_xlabel(f"milliseconds, median; 4 ranks; {about}")
+    figure.supxlabel("time, where that of ncclkv is 1; medians", fontsize=9)
     figure.savefig(name, dpi=110)
 
 
 if __name__ == "__main__":
-    draw(*read(PAGE.read_text()), sys.argv[1])
+    draw(read(PAGE.read_text()), sys.argv[1])

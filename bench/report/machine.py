@@ -7,6 +7,7 @@ import platform
 import socket
 import subprocess
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,23 +51,39 @@ def versions() -> dict[str, str]:
 
 def describe(job: Job) -> dict[str, Any]:
     """Describe machine and versions; collective."""
-    hosts = job.comm.control.allgather(socket.gethostname(), "hosts")
+    here = socket.gethostname()
+    places = job.comm.control.allgather((here, os.sched_getaffinity(0)), "hosts")
     devices = job.comm.control.allgather(job.memory.device(), "devices")
     return {
         "versions": versions(),
         "commit": _commit(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "ranks": job.comm.size,
         "transport": job.comm.name,
         "host_kernels": compiled.kinds(),
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
             "processor": processor(),
-            "cores": cores(),
+            # Intel MPI gives each rank cores of its own.
+            "cores": len(set().union(*(cores for host, cores in places if host == here))),
             "available_bytes": available(),
-            "nodes": len(set(hosts)),
+            "nodes": len({host for host, _ in places}),
             "devices": devices,
         },
         "environment": settings(os.environ),
     }
+
+
+def place(record: Mapping[str, Any]) -> str:
+    """Return ranks and machine of a record in a few words."""
+    machine, ranks = record["machine"], record["ranks"]
+    cores = machine["cores"]
+    where = f"{cores} core{'s' * (cores != 1)} of {machine['processor']}"
+    if record["options"]["gpu"]:
+        where = f"GPUs ({machine['devices'][0].rpartition('] ')[2]})"
+    if machine["nodes"] > 1:
+        where = f"{machine['nodes']} nodes, each with {where}"
+    return f"{ranks} rank{'s' * (ranks != 1)} on {where}"
 
 
 def cores() -> int:

@@ -1,10 +1,11 @@
-"""Tables of candidates, and bounds."""
+"""Tables of candidates, and ratios."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from bench.job import Job
+from bench.report.names import library_of
 from bench.rounds import Result
 
 
@@ -83,13 +84,17 @@ def _phases(found: Result, scale: float) -> str:
 def floor(
     job: Job, work: str, value: float, bound: float, *, least: bool = False, unit: str = ""
 ) -> None:
-    """Print and record a figure beside its bound; missing the bound is no failure."""
+    """Print a figure, record it beside its bound, and print the bound if ``--floors`` is set.
+
+    A missed bound is no failure.
+    """
     met = value >= bound if least else value <= bound
     word = "least" if least else "most"
     verdict = "met" if met else "not met"
-    job.print(f"  {work:<84} {value:8.3f}{unit}  floor: at {word} {bound:g}{unit}  {verdict}")
+    shown = f"  floor: at {word} {bound:g}{unit}  {verdict}" if job.options.floors else ""
+    job.print(f"  {value:8.3f}{unit}  {work}{shown}")
     job.record.setdefault("floors", []).append(
-        {"work": work, "value": value, "bound": bound, "at": word, "met": met}
+        {"work": work, "value": value, "unit": unit, "bound": bound, "at": word, "met": met}
     )
 
 
@@ -99,16 +104,27 @@ def ratio(
     results: dict[str, Result],
     ours: str,
     baselines: Sequence[str],
-    bound: float,
+    bound: float | None = None,
 ) -> None:
-    """Compare our median with the best baseline's, and with a bound on hosts."""
+    """Print and record our median over the best baseline's, with a bound on hosts.
+
+    Parameters
+    ----------
+    work : str
+        What was done, as a sentence of the report begins, such as "a step of ResNet-50".
+    """
     present = [name for name in baselines if name in results]
     if not present:
-        job.print(f"  {work:<84} no figure: there is nothing here to compare with")
+        job.print(f"  {'-':>8}  {work}: there is nothing here to compare with")
         return
     best = min(present, key=lambda name: results[name].median)
-    value, text = results[ours].median / results[best].median, f"{work}: {ours} / {best}"
-    if job.options.gpu:
-        job.print(f"  {text:<84} {value:8.3f}")
+    value = results[ours].median / results[best].median
+    text = f"{work.rstrip(',')}: {ours} / {best}"
+    if job.options.gpu or bound is None:
+        job.print(f"  {value:8.3f}  {text}")
     else:
         floor(job, text, value, bound)
+    library = library_of(best, [each.name for each in job.libraries])
+    found = {"work": work, "ours": ours, "beside": best, "library": library, "value": value}
+    found["seconds"] = results[ours].median
+    job.record.setdefault("ratios", []).append(found)

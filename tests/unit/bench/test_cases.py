@@ -285,8 +285,8 @@ def test_torch_as_a_library(monkeypatch, capsys):
     assert "  Gloo, flat 25 MiB buckets + SGD " in said
     assert "  DDP on Gloo, no_sync " in said
     assert said.count("  bare: no reduction, no update ") == len(torch_modules.MODULES)
-    assert "  step of 400 small parameters: ncclkv.torch.DataParallel / DDP on Gloo " in said
-    assert "  step of CNN: ncclkv.torch.DataParallel / DDP on Gloo " in said
+    assert "  a training step of 400 small parameters, 212.5 KiB of gradients: " in said
+    assert "of CNN, 445.2 KiB of gradients: ncclkv.torch.DataParallel / DDP on Gloo\n" in said
 
 
 def test_gradients_of_modules_that_are_not_averages_are_wrong(monkeypatch):

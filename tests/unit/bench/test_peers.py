@@ -26,7 +26,17 @@ def record(library: float, ours: float = 2e-6, **others: float) -> dict[str, Any
         "versions": {"ncclkv": "1.2.3"},
         "commit": "abc",
         "libraries": {"MPI": "an MPI", **dict.fromkeys(others, "a library")},
-        "sizes": [{"bytes": 4096, "median": medians, "p5": medians, "wrong": 0}],
+        "sizes": [
+            {"bytes": 4096, "median": medians, "p5": medians, "busbw": {"ncclkv": 2.05}, "wrong": 0}
+        ],
+        "ratios": [
+            {"work": work, "library": each, "value": value, "seconds": 0.01}
+            for work, each, value in (
+                ("a step of ResNet-50 (two arrays)", "MPI", 1.25),
+                ("a step of ResNet-50 with SGD", "MPI", 9.0),
+                ("a loop", None, 9.0),
+            )
+        ],
         "tables": [steps],
     }
 
@@ -35,11 +45,17 @@ def test_each_ratio_is_of_one_job() -> None:
     records = {"One MPI": record(4e-6, Gloo=2e-5), "Two MPI": record(1e-6, ours=3e-6)}
     text = "\n".join(peers.lines(2, records))
     (row,) = (line.split() for line in text.splitlines() if line.startswith("       4 KiB"))
-    assert row == ["4", "KiB", "2.0", "2.0", "0.50", "3.00", "0.10", "1.0", "0.5"]
-    assert "median                             0.50       3.00       0.10" in text
+    assert row == ["4", "KiB", "2.0", "2.0", "2.05", "0.50", "3.00", "0.10", "1.0", "0.5"]
+    assert "median                                        0.50       3.00       0.10" in text
     assert "# One MPI: an MPI" in text
     assert text.index(new_arrays.SAME) < text.index(new_arrays.NEW)
     assert "3.000 ms    3.00" in text
+    steps = text.split("# a step of ResNet-50 (two arrays) by lists: ")[1].splitlines()
+    assert [line.split() for line in steps[1:3]] == [
+        ["One", "MPI", "10.0", "ms", "1.25"],
+        ["Two", "MPI", "10.0", "ms", "1.25"],
+    ]
+    assert "9.00" not in text
 
 
 def test_spinning_libraries_have_a_second_job_with_more_ranks_than_cores(

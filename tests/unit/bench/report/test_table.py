@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from bench.memory import HostMemory
 from bench.options import MIB, Options, parse
 from bench.raw.collectives import COLLECTIVES
 from bench.raw.measure import iterations, sizes
-from bench.report import files, machine, nccl_tests, table
+from bench.report import machine, nccl_tests, table
 from bench.report.nccl_tests import Cell, Row
 from bench.rounds import Result
 from ncclkv.comm.solo import SoloCommunicator
@@ -106,13 +106,14 @@ def test_sizes_and_calls():
     assert [iterations(nbytes, False) for nbytes in (8, 12 * MIB, 128 * MIB)] == [20, 20, 5]
 
 
-def test_floors_are_printed_and_checked(capsys):
-    here = job()
+@pytest.mark.parametrize("shown", [False, True])
+def test_floors_are_checked_and_printed_if_asked_for(shown, capsys):
+    here = job(floors=shown)
     table.floor(here, "work", 0.5, 0.4)
     table.floor(here, "work", 0.5, 0.4, least=True)
     said = capsys.readouterr().out.splitlines()
-    assert said[0].endswith("0.500  floor: at most 0.4  not met")
-    assert said[1].endswith("0.500  floor: at least 0.4  met")
+    floors = ["  floor: at most 0.4  not met", "  floor: at least 0.4  met"] if shown else ["", ""]
+    assert said == [f"     0.500  work{floor}" for floor in floors]
     assert [each["met"] for each in here.record["floors"]] == [False, True]
 
 
@@ -120,14 +121,19 @@ def test_ratio_is_to_the_best_installed_baseline(capsys):
     results = {
         name: Result(name, [seconds]) for name, seconds in (("us", 1.0), ("a", 4.0), ("b", 2.0))
     }
-    table.ratio(job(), "work", results, "us", ["a", "b", "absent"], 0.5)
+    here = job(floors=True)
+    here.libraries = [SimpleNamespace(name="b")]
+    table.ratio(here, "work", results, "us", ["a", "b", "absent"], 0.5)
     table.ratio(job(), "work", results, "us", ["absent"], 0.5)
     table.ratio(job(gpu=True), "work", results, "us", ["a"], 0.5)
     said = capsys.readouterr().out.splitlines()
-    assert "work: us / b" in said[0]
-    assert said[0].endswith("0.500  floor: at most 0.5  met")
-    assert said[1].endswith("no figure: there is nothing here to compare with")
-    assert said[2].endswith("0.250")
+    assert said == [
+        "     0.500  work: us / b  floor: at most 0.5  met",
+        "         -  work: there is nothing here to compare with",
+        "     0.250  work: us / a",
+    ]
+    found = {"work": "work", "ours": "us", "beside": "b", "library": "b", "value": 0.5}
+    assert here.record["ratios"] == [{**found, "seconds": 1.0}]
 
 
 def test_irrelevant_environment_variables_are_not_stored():
@@ -135,34 +141,11 @@ def test_irrelevant_environment_variables_are_not_stored():
     assert machine.settings(given) == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
 
 
-def test_an_earlier_run_is_not_overwritten(tmp_path):
-    names = {files.write(tmp_path, {"run": number})[0] for number in range(3)}
-    assert len(names) == 3
-    runs = sorted(json.loads(path.read_text())["run"] for path in tmp_path.glob("*.json"))
-    assert runs == [0, 1, 2]
-
-
-def test_plots(tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed, so there is no plot")
-    phases = {"push": [1.0], "pull": [2.0], "rest": [0.0]}
-    record = {
-        "sizes": [{"bytes": 8, "median": {"us": 1.0}}, {"bytes": 16, "median": {"us": 2.0}}],
-        "tables": [{"title": "step", "results": [{"name": "us", "phases": phases}]}],
-        "memory": [
-            {"name": name, "ranks": ranks, "rank": 1 << 20, "total": ranks << 20}
-            for name in ("every_rank", "sharded")
-            for ranks in (1, 2)
-        ],
-    }
-    drawn = files.write(tmp_path, record)[1:]
-    expected = ["bandwidth.png", "steps.png", "memory.png"]
-    assert [name.rpartition("-")[2] for name in drawn] == expected
-    assert len(list(tmp_path.glob("*.png"))) == 3
-
-
 def test_options():
     quick = parse(["--quick"], ["raw"], ["kernels"])
     assert (quick.parts, quick.models, quick.rounds) == (("raw",), ("ResNet-50",), 3)
+    assert not quick.floors
+    assert parse(["--floors"], ["raw"], ["kernels"]).floors
     full = parse(["gpu", "--rounds", "9"], ["raw"], ["kernels"])
     assert (full.gpu, full.parts, full.rounds) == (True, ("kernels",), 9)
     with pytest.raises(SystemExit):
