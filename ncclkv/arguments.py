@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def check_length(what: str, value: Any) -> None:
         )
 
 
-def nearest(name: object, known: Iterable[str], aliases: dict[str, str] | None = None) -> str:
+def nearest(name: object, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
     """Return a hint at the known name closest to `name`, or an empty text.
 
     Parameters
@@ -54,7 +55,7 @@ def nearest(name: object, known: Iterable[str], aliases: dict[str, str] | None =
     name : object
         Name that the user gave.
     known : iterable of str
-    aliases : dict, optional
+    aliases : mapping of str to str, optional
         Known names by their names in other libraries.
 
     Examples
@@ -73,7 +74,9 @@ def nearest(name: object, known: Iterable[str], aliases: dict[str, str] | None =
     return f"did you mean {found!r}? " if found else ""
 
 
-def check_known(what: str, given: object, known: Collection[str]) -> None:
+def check_known(
+    what: str, given: object, known: Collection[str], aliases: Mapping[str, str] | None = None
+) -> None:
     """Refuse a name that is not among the known ones; the error hints at the nearest.
 
     Parameters
@@ -82,6 +85,8 @@ def check_known(what: str, given: object, known: Collection[str]) -> None:
         Name of the argument, or of the kind of thing; the message begins with it.
     given : object
     known : collection of str
+    aliases : mapping of str to str, optional
+        Known names by their names in other libraries.
 
     Raises
     ------
@@ -91,7 +96,8 @@ def check_known(what: str, given: object, known: Collection[str]) -> None:
     if not (isinstance(given, str) and given in known):
         wrong = "is unknown" if isinstance(given, str) else "is not a str"
         raise UsageError(
-            f"{what} {given!r} {wrong}; {nearest(given, known)}use one of {', '.join(known)}"
+            f"{what} {given!r} {wrong}; {nearest(given, known, aliases)}"
+            f"use one of {', '.join(known)}"
         )
 
 
@@ -132,7 +138,11 @@ def check_flag(what: str, given: Any) -> bool:
 
 
 def known_arguments(
-    what: str, more: Collection[str] = (), /, **aliases: str
+    what: str,
+    more: Collection[str] = (),
+    advice: Mapping[str, str] = MappingProxyType({}),
+    /,
+    **aliases: str,
 ) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
     """Make a callable refuse unknown keyword arguments; the error names the nearest known one.
 
@@ -142,6 +152,8 @@ def known_arguments(
         Name of the callable in the user's program.
     more : collection of str
         Names of the arguments that the callable takes as ``**``.
+    advice : mapping of str to str
+        What replaces arguments of other libraries.
     **aliases : str
         Names of arguments by their names in other libraries.
 
@@ -171,7 +183,8 @@ def known_arguments(
             for name in kwargs:
                 if name not in names:
                     raise UnknownArgument(
-                        f"{what} has no argument {name!r}; {nearest(name, names, aliases)}"
+                        f"{what} has no argument {name!r}; "
+                        f"{advice.get(name) or nearest(name, names, aliases)}"
                         f"Valid: {', '.join(names)}"
                     )
             return call(*args, **kwargs)

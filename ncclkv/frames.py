@@ -26,6 +26,17 @@ def _is_own(path: str) -> bool:
     return path.startswith(tuple(_own))
 
 
+def cell_of(path: str) -> str:
+    """Return IPython's name of the cell with this code, such as ``Cell In[3]``, or an empty text.
+
+    IPython compiles each cell under the name of a file that no reader knows.
+    """
+    shell_of = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    compiler = getattr(shell_of() if shell_of else None, "compile", None)
+    name_of = getattr(compiler, "format_code_name", None)
+    return " ".join((name_of(path) if name_of else None) or ())
+
+
 def skip_frames(folder: str) -> None:
     """Leave a library's files out of call sites: it calls the package for the user's program."""
     _own.append(f"{folder}/")

@@ -20,6 +20,7 @@ OF_PACKAGE: Mapping[str, str] = {
     ),
     "size": "read it from a store: ncclkv.create('dist').num_workers",
     "init": "no call is needed; a store, kv = ncclkv.create('dist'), joins the ranks",
+    "init_process_group": "no call is needed; kv = ncclkv.create('dist_sync') joins the ranks",
     "shutdown": "no call is needed; kv.close() ends a store",
     "DistributedOptimizer": "wrap the module: ncclkv.torch.DataParallel(model)",
     "broadcast_parameters": "ncclkv.torch.DataParallel(model) gives all ranks rank 0's parameters",
@@ -29,7 +30,7 @@ OF_PACKAGE: Mapping[str, str] = {
     ),
     "gluon": "after `import ncclkv.mxnet` call mxnet's gluon.Trainer(..., kvstore='ncclkv')",
 }
-"""Advice by names of the packages mxnet and horovod, and of errors."""
+"""Advice by names of the packages mxnet, horovod and torch.distributed, and of errors."""
 
 OF_STORES: Mapping[str, str] = {
     "get_type": "read kv.type",
@@ -51,10 +52,17 @@ OF_STORES: Mapping[str, str] = {
 }
 """Advice by names of MXNet's KVStore, of mpi4py's communicators and of torch.distributed."""
 
-OF_TORCH: Mapping[str, str] = dict.fromkeys(
-    ("DistributedDataParallel", "DDP"), "ncclkv.torch.DataParallel(model) takes its arguments"
-)
-"""Advice by names of ``torch.nn.parallel``."""
+OF_TORCH: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("DistributedDataParallel", "DDP"), "ncclkv.torch.DataParallel(model) takes its arguments"
+    ),
+    **dict.fromkeys(
+        ("FullyShardedDataParallel", "FSDP", "fully_shard"),
+        "every rank has all weights of a module; ncclkv.torch.DataParallel(model) reduces "
+        "their gradients",
+    ),
+}
+"""Advice by names of ``torch.nn.parallel`` and ``torch.distributed.fsdp``."""
 
 OF_OPTIMIZERS: Mapping[str, str] = {
     **dict.fromkeys(("DCASGD", "GroupAdaGrad", "LBSGD", "SGLD"), _OWN),
@@ -62,6 +70,24 @@ OF_OPTIMIZERS: Mapping[str, str] = {
     "Updater": "get_updater makes an updater",
 }
 """Advice by names of ``mxnet.optimizer``."""
+
+OF_ARGUMENTS: Mapping[str, str] = {
+    "lazy_update": "leave it out: gradients are dense. ",
+    "param_dict": "set optimizer.lr_mult and optimizer.wd_mult, by key. ",
+    **dict.fromkeys(
+        ("use_fused_step", "aggregate_num"), "leave it out: whole buckets are updated at once. "
+    ),
+}
+"""Advice by arguments of MXNet's optimizers."""
+
+OTHER_OPS: Mapping[str, str] = {
+    **dict.fromkeys(("mean", "average"), "avg"),
+    **dict.fromkeys(("add", "plus"), "sum"),
+    **dict.fromkeys(("maximum", "amax"), "max"),
+    **dict.fromkeys(("minimum", "amin"), "min"),
+    **dict.fromkeys(("product", "mul"), "prod"),
+}
+"""Ops by their names in other libraries."""
 
 
 def missing(owner: str, name: str, advice: Mapping[str, str], where: Any = None) -> AttributeError:

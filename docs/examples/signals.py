@@ -7,14 +7,15 @@
 
 A handler may run in the middle of a verb, so it only sets a flag.  A signal may reach some of the
 ranks, each at another moment.  So the ranks take the maximum of their flags in each step, and all
-ranks save after the same step.
+ranks save after the same step.  A job that was ended continues from its checkpoint when it is
+started again.  Needs the extra ``checkpoint``.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
-import sys
 import time
 
 import numpy as np
@@ -35,7 +36,7 @@ def main(directory: str) -> None:
         kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0))
         kv.init("w", np.zeros(4))
         loaded = kv.load(directory, required=False)
-        start = loaded.step if loaded else 0
+        step = start = loaded.step if loaded else 0
         print(f"rank {kv.rank}, process {os.getpid()}, begins at step {start}", flush=True)
         for step in range(start + 1, STEPS + 1):
             kv.push("w", np.full(4, -1.0 / kv.num_workers))
@@ -43,11 +44,17 @@ def main(directory: str) -> None:
             if agreed[0]:
                 asked[0] = 0
                 kv.save(directory, step=step)
+                if kv.rank == 0:
+                    print(f"saved step {step}", flush=True)
             if agreed[1]:
                 break
             time.sleep(0.01)
-        assert kv.pull("w").tolist() == [float(step)] * 4
+        right = kv.pull("w").tolist() == [float(step)] * 4
+        if kv.rank == 0:
+            print(f"ended at step {step}; check:", "each step counts once" if right else "FAILED")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", nargs="?", default="checkpoints", help="of the checkpoints")
+    main(parser.parse_args().directory)

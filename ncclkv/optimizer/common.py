@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from ncclkv.arguments import known_arguments
 from ncclkv.optimizer.schedule import Schedule
+from ncclkv.other_names import OF_ARGUMENTS
 from ncclkv.tracebacks import P, Result
 
 
@@ -48,4 +49,5 @@ def optimizer_arguments(name: str) -> Callable[[Callable[P, Result]], Callable[P
     UnknownArgument
         As for `known_arguments`.
     """
-    return known_arguments(name, (*COMMON, *Settings.__annotations__), **OTHER_NAMES)
+    settings = (*COMMON, *Settings.__annotations__)
+    return known_arguments(name, settings, OF_ARGUMENTS, **OTHER_NAMES)

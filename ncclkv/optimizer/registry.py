@@ -8,7 +8,7 @@ from ncclkv.arguments import check_known
 from ncclkv.errors import UsageError
 from ncclkv.frames import warn
 from ncclkv.optimizer.base import Optimizer
-from ncclkv.other_names import optimizer_of_another
+from ncclkv.other_names import OF_OPTIMIZERS, optimizer_of_another
 from ncclkv.tracebacks import public
 
 _BY_NAME: dict[str, type[Optimizer]] = {}
@@ -109,5 +109,8 @@ def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
     lower = name.lower() if isinstance(name, str) else name
     if found := optimizer_of_another(name):
         raise UsageError(f"create: {found}")
+    for other, advice in OF_OPTIMIZERS.items():
+        if lower == other.lower() and lower not in _BY_NAME:
+            raise UsageError(f"create: there is no optimizer {name!r}; {advice}")
     check_known("optimizer", lower, _BY_NAME)
     return _BY_NAME[lower](**kwargs)

@@ -176,6 +176,9 @@ def _refuse_comm(name: str, comm: Any) -> None:
         raise UsageError(f"create({name!r}) takes no comm; create('dist_sync', comm=...) does")
 
 
+REFUSED = ("dist_async", "dist_async_device", "dist_device_async")
+"""Names of MXNet's stores that are known, and not supported."""
+
 ALONE = ("local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device")
 """Names of stores of this process alone, the last two in its GPU's memory."""
 
@@ -186,7 +189,7 @@ RANKS: dict[str, Callable[[str, Any, float | None], Communicator]] = {
     "dist": _best,
     "threads": _threads,
     **dict.fromkeys(("nccl", "dist_device_sync", "dist_sync_device"), _nccl),
-    **dict.fromkeys(("dist_async", "dist_async_device", "dist_device_async"), _asynchronous),
+    **dict.fromkeys(REFUSED, _asynchronous),
 }
 
 BUILT_IN.update(RANKS)

@@ -45,7 +45,7 @@ def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
     if check_dtype(view.dtype, what) != spec.dtype:
         raise DTypeMismatch(
             f"{what}: the key holds {spec.dtype}, the array {view.dtype}; "
-            f"convert it with {_conversion(array, spec)}"
+            f"{_conversion(array, view.dtype, spec)}"
         )
     return view.astype(spec.dtype)
 
@@ -90,11 +90,18 @@ def updatable(refuse: Callable[[KeySpec], None], spec: KeySpec) -> None:
         refuse(spec)
 
 
-def _conversion(array: Any, spec: KeySpec) -> str:
-    """Return the call of the array's library that converts it."""
+def _conversion(array: Any, given: DType, spec: KeySpec) -> str:
+    """Return the call of the array's library that converts it; name what the call would drop."""
     if type(array).__module__.partition(".")[0] == "torch":
-        return f".to(torch.{spec.dtype})"
-    return f".astype({str(spec.dtype)!r})"
+        call = f".to(torch.{spec.dtype})"
+    else:
+        call = f".astype({str(spec.dtype)!r})"
+    lossless = f"or give the key a value of {given} at init"
+    if given.kind == "c":
+        return f"convert it with .real{call}, which drops imaginary parts, {lossless}"
+    if spec.dtype.kind in "biu" and given.kind not in "biu":
+        return f"convert it with {call}, which drops fractions, {lossless}"
+    return f"convert it with {call}"
 
 
 def outs(

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 from ncclkv import env
 from ncclkv.arguments import check_known, check_length, known_arguments
 from ncclkv.errors import UsageError
-from ncclkv.store.backends import RANKS, freed_without_store
+from ncclkv.store.backends import RANKS, REFUSED, freed_without_store
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.options import Options
 from ncclkv.store.plugin import KVStoreBase
@@ -119,14 +119,14 @@ def create(
     Traceback (most recent call last):
         ...
     ncclkv.errors.UsageError: store 'loacl' is unknown; did you mean 'local'? use one of device, \
-dist, dist_async, dist_async_device, dist_device_async, dist_device_sync, dist_sync, \
-dist_sync_device, local, local_allreduce_cpu, local_allreduce_device, local_update_cpu, nccl, \
-threads
+dist, dist_device_sync, dist_sync, dist_sync_device, local, local_allreduce_cpu, \
+local_allreduce_device, local_update_cpu, nccl, threads
     """
     log.prepare()
     check_length("timeout", timeout)
     lower = name.lower() if isinstance(name, str) else name
-    check_known("store", lower, sorted({*RANKS, *KVStoreBase.kv_registry}))
+    if not (isinstance(lower, str) and lower in REFUSED):
+        check_known("store", lower, sorted({*RANKS, *KVStoreBase.kv_registry} - {*REFUSED}))
     options = Options(
         update_on=update_on,
         root=root,

@@ -125,5 +125,8 @@ def single(verb: str, key: Any, arrays: Any) -> Singles:
     found = pairs(verb, key, arrays)
     for name, items in found:
         if len(items) != 1:
-            raise UsageError(f"{verb} of key {name!r} takes one array, not a list of {len(items)}")
+            raise UsageError(
+                f"{verb} of key {name!r} takes one array, not a list of {len(items)}; for an "
+                f"array of the list's numbers pass np.asarray(...)"
+            )
     return [(name, items[0]) for name, items in found]

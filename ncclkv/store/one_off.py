@@ -27,6 +27,7 @@ from ncclkv.comm.base import Collective
 from ncclkv.comm.types import OPS, Work
 from ncclkv.engine.bucket_state import Array
 from ncclkv.errors import UsageError
+from ncclkv.other_names import OTHER_OPS
 from ncclkv.store import check
 from ncclkv.store.context import Component, Context
 from ncclkv.store.keys import is_list
@@ -52,7 +53,12 @@ class OneOff(Component):
         """Return the reductions of arrays over all ranks, or write them to `out`."""
         with self._reducing:
             with self._session.checks:
-                check_known("allreduce: op", op, OPS)
+                if not isinstance(op, str):
+                    raise UsageError(
+                        f"allreduce: op is a {type(op).__name__}, and not a str, one of "
+                        f"{', '.join(OPS)}; name the array for the result: out=..."
+                    )
+                check_known("allreduce: op", op, OPS, OTHER_OPS)
                 given = self._given("allreduce", x, op)
                 staging = self._cache.find(Kind("allreduce", op, given.forms))
                 results = self._results("allreduce", given, (), out)

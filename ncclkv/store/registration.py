@@ -10,6 +10,7 @@ from ncclkv.arguments import check_flag, check_known
 from ncclkv.comm.types import OPS
 from ncclkv.engine.bucket_state import Array
 from ncclkv.errors import KeyTypeMismatch, UsageError
+from ncclkv.other_names import OTHER_OPS
 from ncclkv.store import check
 from ncclkv.store.agreement import from_rank, propose
 from ncclkv.store.context import Component
@@ -157,7 +158,7 @@ class Registration(Component):
     def _check_new(self, verb: str, new: Singles, op: Any) -> Assignment:
         """Check new keys, and the arrays that give their shapes and dtypes."""
         registry, kernels = self._engine.layout.registry, self._engine.kernels
-        check_known(f"{verb}: op", op, OPS)
+        check_known(f"{verb}: op", op, OPS, OTHER_OPS)
         registry.check_new(name for name, _ in new)
         made = Assignment([], [], {})
         for index, (name, given) in enumerate(new, start=len(registry)):

@@ -75,6 +75,8 @@ def test_a_signal_to_one_rank_saves_or_ends_on_all(tmp_path: Path) -> None:
             assert job.process.wait(stretched(LIMIT)) == 0, job.output
             last = job.saved()[-1]
             assert last > before
+            assert f"saved step {before}\n" in job.output
+            assert f"ended at step {last}; check: each step counts once" in job.output
         finally:
             job.process.terminate()
             job.process.wait(stretched(LIMIT))

@@ -15,7 +15,7 @@ mx = pytest.importorskip("mxnet", reason="MXNet is not installed")
 
 PAGE = (ROOT / "docs" / "from-mxnet.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-PAIRS = {"gluon": PROGRAMS[:2], "module": PROGRAMS[2:]}
+PAIRS = {"gluon": PROGRAMS[:2], "module": PROGRAMS[2:4]}
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -1,4 +1,4 @@
-"""Names of other libraries in programs that were not ported yet."""
+"""Names and habits of other libraries in programs that were not ported yet."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import ncclkv
 from ncclkv import optimizer
+from ncclkv.errors import DTypeMismatch, UsageError
 
 
 @pytest.mark.parametrize(
@@ -27,6 +31,10 @@ from ncclkv import optimizer
         (
             "ncclkv.init()",
             "no call is needed; a store, kv = ncclkv.create('dist'), joins the ranks",
+        ),
+        (
+            "ncclkv.init_process_group('gloo')",
+            "no call is needed; kv = ncclkv.create('dist_sync') joins the ranks",
         ),
         ("ncclkv.rank()", "read it from a store: ncclkv.create('dist').rank"),
         ("ncclkv.size()", "read it from a store: ncclkv.create('dist').num_workers"),
@@ -91,15 +99,92 @@ def test_without_mxnet_the_error_names_the_installation(
     assert "pip install 'ncclkv[mxnet]'" in last
 
 
-@pytest.mark.parametrize("name", ["DDP", "DistributedDataParallel"])
-def test_the_wrapper_of_torch_names_ours(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("DDP", "ncclkv.torch.DataParallel(model) takes its arguments"),
+        ("DistributedDataParallel", "ncclkv.torch.DataParallel(model) takes its arguments"),
+        (
+            "FSDP",
+            "every rank has all weights of a module; ncclkv.torch.DataParallel(model) reduces "
+            "their gradients",
+        ),
+    ],
+)
+def test_the_wrapper_of_torch_names_ours(name: str, advice: str) -> None:
     pytest.importorskip("torch")
     with pytest.raises(AttributeError) as raised:
         getattr(ncclkv.torch, name)
-    assert str(raised.value) == (
-        f"module 'ncclkv.torch' has no attribute '{name}'; ncclkv.torch.DataParallel(model) takes "
-        f"its arguments"
-    )
+    assert str(raised.value) == f"module 'ncclkv.torch' has no attribute '{name}'; {advice}"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "advice"),
+    [
+        ("dcasgd", {}, "there is no optimizer 'dcasgd'; MXNet's own runs on a store of"),
+        ("ccSGD", {}, "there is no optimizer 'ccSGD'; SGD is the same"),
+        ("adam", {"lazy_update": True}, "no argument 'lazy_update'; leave it out: gradients are"),
+        ("sgd", {"param_dict": {}}, "no argument 'param_dict'; set optimizer.lr_mult and"),
+        ("lamb", {"aggregate_num": 4}, "no argument 'aggregate_num'; leave it out: whole"),
+    ],
+)
+def test_an_optimizer_of_mxnet_names_what_to_type(
+    name: str, arguments: dict[str, Any], advice: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(advice)):
+        optimizer.create(name, **arguments)
+    with pytest.raises(UsageError, match=re.escape(advice)):
+        ncclkv.Trainer({"w": np.ones(2)}, name, arguments)
+
+
+def test_an_op_of_numpy_names_ours() -> None:
+    with ncclkv.create("local") as kv:
+        for call in (lambda: kv.allreduce(1.0, "mean"), lambda: kv.init("w", 1.0, op="mean")):
+            with pytest.raises(UsageError, match="op 'mean' is unknown; did you mean 'avg'"):
+                call()
+
+
+def test_an_array_in_the_place_of_the_op_names_out() -> None:
+    gradient = np.ones(3)
+    with (
+        ncclkv.create("local") as kv,
+        pytest.raises(UsageError, match="op is a ndarray, and not a str.*for the result: out="),
+    ):
+        kv.allreduce(gradient, gradient)
+
+
+@pytest.mark.parametrize(
+    ("stored", "pushed", "advice"),
+    [
+        (np.zeros(2), np.ones(2, int), r"convert it with .astype('float64')"),
+        (
+            np.zeros(2),
+            np.ones(2, complex),
+            "with .real.astype('float64'), which drops imaginary parts, or give the key a value "
+            "of complex128 at init",
+        ),
+        (
+            np.zeros(2, int),
+            np.ones(2),
+            "with .astype('int64'), which drops fractions, or give the key a value of float64",
+        ),
+    ],
+)
+def test_the_error_names_what_a_conversion_drops(
+    stored: NDArray[Any], pushed: NDArray[Any], advice: str
+) -> None:
+    with ncclkv.create("local") as kv:
+        kv.init("w", stored)
+        with pytest.raises(DTypeMismatch, match=re.escape(advice)):
+            kv.push("w", pushed)
+
+
+def test_a_list_of_numbers_names_the_array() -> None:
+    with (
+        ncclkv.create("local") as kv,
+        pytest.raises(UsageError, match=r"not a list of 2; .* pass np.asarray\(...\)"),
+    ):
+        kv.init("w", [0.0, 0.0])
 
 
 def test_an_optimizer_of_torch_is_refused_by_name() -> None:

@@ -41,6 +41,15 @@ CELLS = [
 ]
 """A line, and the error that it raises."""
 
+DIFFERS = """
+def differs():
+    with ncclkv.create("dist") as kv:
+        if kv.rank:
+            kv.barrier()
+        kv.allreduce(1)
+ncclkv.testing.run_ranks(2, differs)
+"""
+
 IN_FUNCTIONS = [
     ("ncclkv.testing.run_ranks(3, train)", "KeyNotInitialized", "train"),
     ("updated.push('w', np.ones(3))", "ZeroDivisionError", "update"),
@@ -80,6 +89,15 @@ def test_functions_of_the_program_are_shown(
     assert line in text
     assert re.search(rf"in {function}\(", text)
     assert len(files(shown.traceback)) <= 2 * SHOWN
+
+
+def test_a_call_is_named_by_its_cell(notebook: Notebook) -> None:
+    number = notebook.run("print(len(In))").text.strip()
+    shown = notebook.run(DIFFERS)
+    text = "\n".join(shown.traceback)
+    assert shown.error == "OrderMismatch", text
+    assert re.search(rf"called allreduce\(.*?\) at Cell In\[{number}\]:5, but rank 1", text), text
+    assert f"called barrier() at Cell In[{number}]:4" in text
 
 
 def test_all_frames_on_request(notebook: Notebook) -> None:

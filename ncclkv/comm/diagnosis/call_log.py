@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ncclkv import concurrency
 from ncclkv.comm.diagnosis.reports import RecordedCall
-from ncclkv.frames import user_frame
+from ncclkv.frames import cell_of, user_frame
 from ncclkv.kernels.host import compiled
 
 CALLS = 1024
@@ -64,9 +64,11 @@ def _term(code: int, keys: int) -> int:
 
 
 def call_site(frame: FrameType) -> str:
-    """Return file and line of the user's program, the file's name shortened."""
+    """Return file or notebook's cell, and line, of the user's program; a long name is cut."""
     user = user_frame(frame)
     path = user.f_code.co_filename
+    if cell := cell_of(path):
+        return f"{cell}:{user.f_lineno}"
     with contextlib.suppress(OSError):  # the working directory may have been deleted
         relative = os.path.relpath(path) if os.path.isabs(path) else path
         path = min(path, relative, key=len)

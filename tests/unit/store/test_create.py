@@ -54,6 +54,7 @@ def test_unknown_names_are_refused(name: str) -> None:
     assert repr(name) in text
     for known in ("local", "dist_sync", "nccl", "threads"):
         assert known in text
+    assert "dist_async" not in text  # a name that no store has
 
 
 @pytest.mark.parametrize(("typo", "meant"), [("loacl", "local"), ("dist_snyc", "dist_sync")])
