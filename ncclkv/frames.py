@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import warnings
 from functools import lru_cache
-from pathlib import Path
 from types import FrameType
-
-# Paths that begin so are not the user's program.
-_own = [f"{Path(__file__).resolve().parent}/", contextlib.__file__]
 
 
 def user_frame(frame: FrameType) -> FrameType:
@@ -18,6 +15,11 @@ def user_frame(frame: FrameType) -> FrameType:
     while _is_own(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+# Paths that begin so are not the user's program.  The package's path is as its code has it: it may
+# lie behind a symbolic link, or in a folder of ``sys.path`` that is not absolute.
+_own = [f"{os.path.dirname(user_frame.__code__.co_filename)}/", contextlib.__file__]
 
 
 @lru_cache(1024)

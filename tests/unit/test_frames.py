@@ -1,15 +1,19 @@
-"""Warnings are at the program's line, whatever functions of the package lie between."""
+"""Warnings and calls are at the program's line, whatever functions of the package lie between."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ncclkv
 from ncclkv import optimizer
+from tests.harness.source import ROOT
 
 WORDS = "independent stores|replaces .* under the name 'twice'|rename the class to keep both"
 
@@ -50,3 +54,37 @@ def test_a_warning_is_shown_once_for_a_line(monkeypatch: pytest.MonkeyPatch) -> 
         for _ in range(3):
             alone(monkeypatch)
     assert len(caught) == 1
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {folder!r})
+import ncclkv
+from ncclkv.testing import run_ranks
+
+def body():
+    kv = ncclkv.create("threads")
+    kv.barrier()
+    if kv.rank == 0:
+        kv.barrier()
+
+try:
+    run_ranks(2, body)
+except ncclkv.errors.RankLost as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("folder", ["{tmp}/link", "link", "."])
+def test_a_call_is_at_the_line_of_the_program_wherever_the_package_lies(
+    folder: str, tmp_path: Path
+) -> None:
+    path = folder.format(tmp=tmp_path)
+    (tmp_path / "link").symlink_to(ROOT)
+    (tmp_path / "ncclkv").symlink_to(ROOT / "ncclkv")
+    (tmp_path / "program.py").write_text(PROGRAM.format(folder=path))
+    command = [sys.executable, "program.py"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "last called barrier() at program.py:9, " in ended.stdout, ended.stdout + ended.stderr
