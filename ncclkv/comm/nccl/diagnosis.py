@@ -17,6 +17,9 @@ from ncclkv.comm.nccl.work import NcclWork
 from ncclkv.errors import CommAborted, CommTimeout, RankDied, RankLost
 from ncclkv.system import abort
 
+# Ranks that the text of an error names.
+_MAX_NAMED = 8
+
 
 class Diagnosis:
     """Checks of one communicator that every wait makes.
@@ -135,8 +138,9 @@ class Diagnosis:
                 "that does not end, or set a longer timeout"
             )
         return (
-            f"the other ranks ({self._nccl} does not name the missing rank); all ranks must make "
-            f"the same calls in the same order: look at what the others did instead"
+            f"the other ranks ({format_ranks(self._others, _MAX_NAMED)}; {self._nccl} does not "
+            f"name the missing rank); all ranks must make the same calls in the same order: look "
+            f"at what the others did instead"
             f"{last_calls(self._peers, self._others)}"
         )
 
