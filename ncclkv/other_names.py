@@ -35,12 +35,24 @@ OF_PACKAGE: Mapping[str, str] = {
 OF_STORES: Mapping[str, str] = {
     "get_type": "read kv.type",
     **dict.fromkeys(
-        ("size", "world_size", "get_world_size", "get_group_size"), "read kv.num_workers"
+        ("size", "world_size", "get_world_size", "get_group_size", "Get_size"),
+        "read kv.num_workers",
     ),
-    "get_rank": "read kv.rank",
+    **dict.fromkeys(("get_rank", "Get_rank"), "read kv.rank"),
     "all_reduce": "call kv.allreduce(x, out=x)",
+    "Allreduce": "call kv.allreduce(x, out=y)",
     "all_gather": "call kv.allgather(x)",
-    **dict.fromkeys(("reduce", "gather"), "call kv.allreduce or kv.allgather, for all ranks"),
+    "Allgather": "call kv.allgather(x, out=y)",
+    **dict.fromkeys(
+        ("reduce", "gather", "Reduce", "Gather"), "call kv.allreduce or kv.allgather, for all ranks"
+    ),
+    **dict.fromkeys(("bcast", "Bcast", "scatter"), "call kv.broadcast_object(x)"),
+    **dict.fromkeys(
+        ("send", "recv", "isend", "irecv", "Send", "Recv", "alltoall"),
+        "there are no messages between two ranks; mpi4py's MPI.COMM_WORLD sends them",
+    ),
+    "Barrier": "call kv.barrier()",
+    **dict.fromkeys(("items", "values", "get"), "call kv.pull(kv.keys())"),
     "monitored_barrier": "call kv.barrier(), whose error names the missing ranks",
     "destroy_process_group": "call kv.close()",
     "all_gather_object": "call kv.allgather_object(x)",

@@ -174,8 +174,10 @@ class Checkpoints(Component):
             keys = [spec.key for spec in self._engine.layout.registry] or None
             loaded = yield from read(where, fits, values=values, fallback=fallback, keys=keys)
             if loaded is None and required:
+                first = ", or call load(required=False) at a first start"
                 raise CheckpointError(
                     f"{where} holds no checkpoint; name the directory that was given to save"
+                    f"{first if verb == 'load' else ''}"
                 )
             if loaded is None:
                 return None
@@ -210,7 +212,8 @@ def _directory(verb: str, directory: Any) -> str:
         raise UsageError(f"{verb}: {given!r} is not a path; give a str or a pathlib.Path")
     if not os.fspath(given):
         raise UsageError(
-            f"{verb}: no directory was given; give one, or set NCCLKV_CHECKPOINT in the environment"
+            f"{verb}: no directory was given; give one, or set NCCLKV_CHECKPOINT in the "
+            f"environment, as ncclkv run --checkpoint DIR does"
         )
     return os.path.abspath(given)
 

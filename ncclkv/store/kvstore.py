@@ -581,8 +581,8 @@ are ints, such as 3; use one kind
         -------
         ndarray or number, or list of them, or None
             New arrays when `out` is not given: NumPy's, or CuPy's from a store on a GPU.  The
-            result for a Python number is a Python number, for which the host waits.  The average
-            of Python ints is a float.
+            result for a number of Python or NumPy is such a number, for which the host waits.  The
+            average of Python ints is a float.
 
         Raises
         ------

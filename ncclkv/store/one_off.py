@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ncclkv.arguments import check_known
 from ncclkv.arrays.dtypes import DType
 from ncclkv.arrays.memory import is_on_host
@@ -163,8 +165,13 @@ class OneOff(Component):
         self._engine.kernels.unpack_all(sources, outs)
 
     def _as_given(self, item: Any, result: Array) -> Any:
-        """Return the result for an item: a Python number for a number, else an array."""
-        return self._comm.to_host(result.reshape(1)).item() if is_number(item) else result
+        """Return the result for an item: Python's or NumPy's scalar for a scalar, else an array.
+
+        Arrays of shape () cannot be rounded, or formatted as f"{x:.3f}".
+        """
+        if is_number(item):
+            return self._comm.to_host(result.reshape(1)).item()
+        return self._comm.to_host(result.reshape(1))[0] if isinstance(item, np.generic) else result
 
 
 class Given(NamedTuple):

@@ -73,7 +73,7 @@ def no_directory(create: Stores) -> None:
     kv = probed(create)
     assert "NCCLKV_CHECKPOINT" not in os.environ, "the tests are not to write there"
     for verb in (kv.save, kv.load):
-        with refused(kv, UsageError, "no directory was given", "NCCLKV_CHECKPOINT"):
+        with refused(kv, UsageError, "no directory was given", "ncclkv run --checkpoint"):
             verb()
     intact(kv)
 
@@ -81,7 +81,8 @@ def no_directory(create: Stores) -> None:
 @case(needs="safetensors")
 def a_directory_without_a_checkpoint(create: Stores) -> None:
     kv = probed(create)
-    with TemporaryDirectory() as empty, failing(kv, "load", "holds no checkpoint"):
+    advice = "load(required=False) at a first start"
+    with TemporaryDirectory() as empty, failing(kv, "load", "holds no checkpoint", advice):
         kv.load(empty)
     intact(kv)
 

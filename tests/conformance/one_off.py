@@ -154,6 +154,20 @@ def a_number_gives_a_number(create: Stores) -> None:
 
 
 @case()
+def a_scalar_of_numpy_gives_a_scalar(create: Stores) -> None:
+    kv = create()
+    array = mine(kv.rank)
+    for scalar in (array.sum(dtype=np.float64), array.max(), np.int64(kv.rank), np.bool_(True)):
+        for op in ("sum", "max"):
+            got = kv.allreduce(scalar, op)
+            assert type(got) is type(scalar)
+            same(got, kv.allreduce(np.asarray(scalar), op))
+    assert f"{kv.allreduce(np.float32(1)):.1f}" == f"{kv.num_workers:.1f}"
+    pair = kv.allreduce([np.float64(1), 1])
+    assert [*map(type, pair)] == [np.float64, int]
+
+
+@case()
 def a_list_is_several_arrays(create: Stores) -> None:
     kv = create()
     shapes: list[Any] = [(2, 3), (), (5,), (0,), (2, 3), (300,)]

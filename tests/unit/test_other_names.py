@@ -27,6 +27,11 @@ from ncclkv.errors import DTypeMismatch, UsageError
         ("ncclkv.UsageError", "errors are in ncclkv.errors"),
         ("kv.world_size", "read kv.num_workers"),
         ("kv.all_reduce(3)", "call kv.allreduce(x, out=x)"),
+        ("kv.Allreduce(3, 4)", "call kv.allreduce(x, out=y)"),
+        ("kv.Get_rank()", "read kv.rank"),
+        ("kv.bcast(3)", "call kv.broadcast_object(x)"),
+        ("kv.send(3, 1)", "there are no messages between two ranks; mpi4py's MPI.COMM_WORLD sends"),
+        ("kv.items()", "call kv.pull(kv.keys())"),
         ("kv.all_gather_object(3)", "call kv.allgather_object(x)"),
         (
             "ncclkv.init()",
