@@ -13,7 +13,14 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 
 from ncclkv import concurrency
 from ncclkv.comm.nccl import progress, waiting
-from ncclkv.errors import CommAborted, CommTimeout, RankLost
+from ncclkv.errors import (
+    CommAborted,
+    CommTimeout,
+    Divergence,
+    OrderMismatch,
+    RankLost,
+    SpecMismatch,
+)
 from ncclkv.system import watchdog
 from tests.nccl.broken_communicators import aborted, communicator, leave_broken, ones, raises
 from tests.nccl.standin import Worker, run_on_standin
@@ -85,6 +92,22 @@ def test_a_rank_that_leaves_is_named_with_its_reason():
             ):
                 comm.synchronize(10)
             assert aborted(worker)
+        leave_broken(worker, comm)
+
+    run_on_standin(2, body)
+
+
+@pytest.mark.parametrize("disagreement", [OrderMismatch, SpecMismatch, Divergence])
+def test_a_rank_that_left_with_a_disagreement_of_all_ranks_passes_it_on(disagreement):
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
+        if worker.rank == 0:
+            array = ones(worker)
+            comm.allreduce(array, array).wait()
+            comm._peers.gone = {1: f"{disagreement.__name__}: the ranks differ in call 3"}
+            words = f"rank 0 of 2: rank 1 left with {disagreement.__name__}: the ranks differ in"
+            with raises(disagreement, words):
+                comm.synchronize(10)
         leave_broken(worker, comm)
 
     run_on_standin(2, body)

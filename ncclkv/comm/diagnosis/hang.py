@@ -9,19 +9,17 @@ from typing import Protocol
 from ncclkv import concurrency
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.diagnosis import crossing, stall, waits
-from ncclkv.comm.diagnosis.farewells import is_finished
+from ncclkv.comm.diagnosis.farewells import is_finished, left_error
 from ncclkv.comm.diagnosis.looks import Looks
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.reports import describe_last_call, format_ranks
 from ncclkv.comm.transport import PeerFailed, Transport
 from ncclkv.errors import (
     CommTimeout,
-    Divergence,
     KVStoreError,
     OrderMismatch,
     RankDied,
     RankLost,
-    SpecMismatch,
 )
 from ncclkv.system import abort
 
@@ -221,14 +219,8 @@ class HangDetector:
 
     def _left_error(self, rank: int, reason: str, work: AwaitedWork) -> KVStoreError:
         """Return the error to raise when a rank left for `reason`."""
-        for disagreement in OrderMismatch, SpecMismatch, Divergence:
-            # Of all ranks: this one would have found it, too, if it had been as fast.
-            if reason.startswith(disagreement.__name__):
-                return disagreement(f"{self._prefix}rank {rank} left with {reason}")
-        return RankLost(
-            f"{self._prefix}rank {rank} left while {work} waited for it; farewell: {reason}"
-            f"{self._last_call(rank)}"
-        )
+        waiting = f"{work} waited for it"
+        return left_error(rank, reason, waiting, self._prefix, self._last_call(rank))
 
     def _died_error(self, rank: int, work: AwaitedWork, report: str = "") -> RankDied:
         """Return the error to raise when a rank's process ended without a farewell."""

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import stall, waits
+from ncclkv.comm.diagnosis.farewells import left_error
 from ncclkv.comm.diagnosis.looks import Looks
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.reports import format_ranks
@@ -14,7 +15,7 @@ from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.order_check import OrderCheck
 from ncclkv.comm.nccl.waiting import Deadline
 from ncclkv.comm.nccl.work import NcclWork
-from ncclkv.errors import CommAborted, CommTimeout, RankDied, RankLost
+from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, RankDied
 from ncclkv.system import abort
 
 # Ranks that the text of an error names.
@@ -145,7 +146,7 @@ class Diagnosis:
         )
 
 
-def lost_rank(peers: Communicator, waiting: str, prefix: str = "") -> RankLost | None:
+def lost_rank(peers: Communicator, waiting: str, prefix: str = "") -> KVStoreError | None:
     """Return the error to raise if a rank has left, or its process has ended.
 
     If several ranks have left, the error names a rank whose farewell blames no other, if any.
@@ -160,7 +161,7 @@ def lost_rank(peers: Communicator, waiting: str, prefix: str = "") -> RankLost |
     """
     if left := peers.left_ranks():
         rank, reason = min(left.items(), key=lambda each: (abort.follows(each[1]), each[0]))
-        return RankLost(f"{prefix}rank {rank} left while {waiting}; farewell: {reason}")
+        return left_error(rank, reason, waiting, prefix)
     if peers.calls is not None and (dead := peers.calls.ended_ranks()):
         return RankDied(
             f"{prefix}{format_ranks(dead)} ended while {waiting}, and sent no farewell"
