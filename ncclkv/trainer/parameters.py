@@ -72,9 +72,10 @@ class Parameters:
         """Return the parameter that an item of the program's parameters describes."""
         _refuse_gluon(item)
         if not isinstance(item, Sequence) or len(item) not in (2, 3):
+            module = "; or give the torch module" if hasattr(item, "requires_grad") else ""
             raise UsageError(
                 f"params: an item is a {type(item).__name__}; give (name, value) or (name, value, "
-                f"gradient)"
+                f"gradient){module}"
             )
         name, value, *gradient = item
         _refuse_gluon(value)

@@ -8,7 +8,9 @@ from typing import NamedTuple
 EVERYONE = "*"
 """The name that stands for all ranks of the store that shows a wait in another store."""
 
-FEWER_BATCHES = "kv.uneven() is for ranks with different numbers of batches"
+FEWER_BATCHES = (
+    "kv.uneven(), and model.join() for torch, are for ranks with different numbers of batches"
+)
 """Advice for a rank that has left while others go on."""
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.errors import NotSupported, UsageError
+from ncclkv.errors import NotSupported, OrderMismatch, UsageError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -313,3 +313,14 @@ def test_passes_of_the_module_after_the_wrappers_are_its_own() -> None:
     for begin in (accumulated, evaluated, lambda model: model(torch.ones(1, 2)).sum().backward()):
         assert bare_passes(2, begin) == []
     assert bare_passes(1, lambda model: None) == []
+
+
+def test_a_rank_with_fewer_batches_names_join() -> None:
+    def work() -> None:
+        model = DataParallel(nn.Linear(2, 1), "dist_sync")
+        for _ in range(2 + model.kvstore.rank):
+            model(torch.ones(2, 2)).sum().backward()
+        model.close()
+
+    with pytest.raises(OrderMismatch, match=r"model\.join\(\) for torch"):
+        ncclkv.testing.run_ranks(2, work)

@@ -48,6 +48,12 @@ def test_a_missing_gradient_is_named() -> None:
     )
 
 
+def test_parameters_of_torch_without_names_name_the_module() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(UsageError, match=r"an item is a Parameter; give .*; or give the torch mod"):
+        Parameters(torch.nn.Linear(2, 1).parameters())
+
+
 def test_a_gradient_of_no_parameter_is_refused() -> None:
     params = Parameters({"a": np.ones(1)})
     params.grads.update(a=np.ones(1), x=np.ones(1))
