@@ -88,7 +88,10 @@ def parse(argv: list[str] | None = None) -> Options:
 
 def digits(rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
     """Return training images and labels, then test ones; an image has 64 numbers from 0 to 1."""
-    from sklearn.datasets import load_digits  # slow to import: --help needs no digits
+    try:
+        from sklearn.datasets import load_digits  # slow to import: --help needs no digits
+    except ImportError as error:
+        sys.exit(f"train.py needs the extra `train` ({error}): pip install 'ncclkv[train]'")
 
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)

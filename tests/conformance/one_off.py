@@ -161,7 +161,7 @@ def a_scalar_of_numpy_gives_a_scalar(create: Stores) -> None:
         for op in ("sum", "max"):
             got = kv.allreduce(scalar, op)
             assert type(got) is type(scalar)
-            same(got, kv.allreduce(np.asarray(scalar), op))
+            same(np.asarray(got), kv.allreduce(np.asarray(scalar), op))
     assert f"{kv.allreduce(np.float32(1)):.1f}" == f"{kv.num_workers:.1f}"
     pair = kv.allreduce([np.float64(1), 1])
     assert [*map(type, pair)] == [np.float64, int]

@@ -209,6 +209,17 @@ def test_a_run_resumed_on_other_numbers_of_ranks_agrees(optimizer: str, tmp_path
         np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-5)
 
 
+def test_without_its_extra_the_program_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sklearn.py").write_text("raise ImportError('absent')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = job(2, "train.py")
+    advice = "train.py needs the extra `train` (absent): pip install 'ncclkv[train]'"
+    assert (run.returncode, run.stderr.count(advice)) == (1, 2), run.stderr
+    assert "Traceback" not in run.stderr
+
+
 @pytest.mark.usefixtures("copied_digits")
 def test_resuming_needs_a_directory() -> None:
     run = job(1, "train.py", "--resume")
