@@ -14,6 +14,9 @@ _MOST_LINES = 8
 _WAITS = " has waited "
 """Words of the lines that a rank prints before the deadline; its error says the same at the end."""
 
+_ABOUT_A_RANK = re.compile(r"ncclkv: (a )?rank\b")
+"""Begin of an error; ncclkv's other lines, such as that a store is in host memory, are none."""
+
 _SECONDS = re.compile(r"\b\d+(\.\d+)? s\b")
 
 
@@ -22,7 +25,7 @@ def describe(ranks: Iterable[Rank]) -> list[str]:
     alike: dict[str, list[tuple[Rank, str]]] = {}
     for rank in ranks:
         for line in rank.errors:
-            if _WAITS not in line:
+            if _ABOUT_A_RANK.match(line) and _WAITS not in line:
                 alike.setdefault(_SECONDS.sub("", _without_rank(rank, line)), []).append(
                     (rank, line)
                 )

@@ -52,6 +52,16 @@ def test_the_first_failure_is_the_reason():
     assert ended.code == 137
 
 
+def test_lines_that_are_no_errors_are_not_in_the_report():
+    failed, other = rank(1, -15, 10.0), rank(0, -9, 9.9)
+    fails(failed, "ValueError: x", 9.8)
+    other.keep_line("ncclkv: dist over 2 ranks in host memory, not on GPUs")
+    other.keep_line("ncclkv: rank 0 of 2 on node1 (pid 100) has waited 5 s for rank 1")
+    said = report(outcome(other, failed), "start 1 of at most 1")
+    assert "errors of the other ranks" not in said
+    assert "host memory" not in said
+
+
 def test_a_rank_that_reports_its_failure():
     failed = rank(1, -15, 10.0)
     fails(failed, "ValueError: x", 9.8)
