@@ -86,6 +86,23 @@ def test_several_jobs_must_be_named(job: StartedJob, tmp_path: Path) -> None:
         other.output()
 
 
+def test_a_signal_makes_all_ranks_print_their_stacks(tmp_path: Path) -> None:
+    program = (
+        "import os, time, ncclkv\n"
+        "with ncclkv.create('dist') as kv:\n"
+        "    kv.barrier()\n"
+        "    open(os.environ['MARK'], 'w')\n"
+        "    time.sleep(2)\n"
+    )
+    job = StartedJob(tmp_path, "--", sys.executable, "-c", program)
+    job.wait_for_mark()
+    job.process.send_signal(signal.SIGUSR2)
+    _, err = job.output()
+    assert job.process.returncode == 0, err
+    for rank in (0, 1):
+        assert re.search(rf"^\[{rank}\] .*\(most recent call first\)", err, re.MULTILINE), err
+
+
 def test_another_user_gets_no_answer(job: StartedJob) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can be another user")
