@@ -6,7 +6,7 @@ GPUS   ?= 1
 
 export PYTHON VENV
 READY = $(VENV)/.ready
-KERNELS = $(wildcard ncclkv/kernels/host/c/*)
+KERNELS = $(wildcard ncclkv/kernels/host/c/* ncclkv/kernels/programs/*.h)
 TOOLS = $(VENV)/bin
 
 .DEFAULT_GOAL := help

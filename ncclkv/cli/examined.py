@@ -114,7 +114,7 @@ def started(
     options: argparse.Namespace, command: Sequence[str], ranks: int, named: Sequence[str]
 ) -> Examined:
     """Start ranks by ``ncclkv run``, and examine each; `named` are hosts that the user named."""
-    first = [launch_rows.mpirun(command)] if ranks > 1 or named else []
+    first = [*launch_rows.mpirun(command)] if ranks > 1 or named else []
     first += [host.names("named hosts", named, needed=True)] if named else []
     if any(row.level == BLOCKS for row in first):
         own = Report(0, socket.gethostname(), [*examine(ranks)])

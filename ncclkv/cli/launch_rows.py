@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ncclkv.cli import mpi
 from ncclkv.cli.leftovers import RANK_BYTES, SHARED
@@ -18,34 +19,56 @@ _MIB = 1 << 20
 
 def rows(ranks: int, here: int) -> Iterator[Row]:
     """Yield the rows of a rank, in a job of `ranks` ranks with `here` ranks on this host."""
-    yield library(ranks)
+    yield from library(ranks)
     yield shared_memory(here)
 
 
-def library(ranks: int) -> Row:
-    """Return the row of the MPI that this Python loads, which a job of one rank does not need."""
+def library(ranks: int) -> Iterator[Row]:
+    """Yield the row of the MPI that this Python loads, which a job of one rank does not need."""
     try:
         found = mpi.find_library(sys.executable)
     except LaunchError as error:
         row = refused("MPI library", error, BLOCKS if ranks > 1 else WARNS, "none")
-        return row._replace(used="one rank needs none" if ranks == 1 else "")
-    return Row("MPI library", library_name(found.name), str(found.path or ""))
+        yield row._replace(used="one rank needs none" if ranks == 1 else "")
+        return
+    yield Row("MPI library", library_name(found.name), str(found.path or ""))
+    if ranks == 1:  # no launcher has started this process: the next job may be mpirun's
+        yield from mpirun_on_path(found)
 
 
-def mpirun(command: Sequence[str]) -> Row:
-    """Return the row of the mpirun that starts the command."""
+def mpirun(command: Sequence[str]) -> Iterator[Row]:
+    """Yield the row of the mpirun that starts the command, and of another one on ``PATH``."""
     try:
-        mpi.find_library(mpi.python_of(command))
+        library = mpi.find_library(mpi.python_of(command))
     except LaunchError:
         why, mend = "mpi4py loads no MPI", "see the row of the MPI library"
-        return Row("mpirun", "not looked for", "", why, mend, BLOCKS)
+        yield Row("mpirun", "not looked for", "", why, mend, BLOCKS)
+        return
     try:
         found = mpi.find_mpirun(command)
     except LaunchError as error:
-        return refused("mpirun", error, found="none of the MPI library")
-    lines = [line.strip() for line in found.version.splitlines() if line.strip()]
+        yield refused("mpirun", error, found="none of the MPI library")
+        return
+    yield Row("mpirun", _shown(found.version), found.path)
+    yield from mpirun_on_path(library)
+
+
+def mpirun_on_path(library: mpi.Library) -> Iterator[Row]:
+    """Yield a row if a user who types ``mpirun`` would start that of another MPI."""
+    path = shutil.which("mpirun")
+    version = mpi.version_of(Path(path)) if path else ""
+    if path is None or not version or mpi.starts_jobs_of(library, version):
+        return
+    why = f"it starts no job of {library_name(library.name)}, the MPI that mpi4py loads"
+    mend = "start jobs by ncclkv run, which finds the right mpirun"
+    yield Row("mpirun on PATH", _shown(version), path, why, mend, WARNS)
+
+
+def _shown(version: str) -> str:
+    """Return the name and the number in the version text of an mpirun."""
+    lines = [line.strip() for line in version.splitlines() if line.strip()]
     number = next((line.split()[-1] for line in lines if line.startswith("Version:")), "")
-    return Row("mpirun", f"HYDRA {number}" if found.is_hydra else lines[0], found.path)
+    return f"HYDRA {number}" if "HYDRA" in version else lines[0]
 
 
 def shared_memory(ranks_here: int) -> Row:
@@ -87,5 +110,5 @@ def ranks(size: int, reports: Sequence[Report], failure: str = "") -> Row:
         return Row("ranks", str(size), used)
     lost = f"no report of {format_ranks(missing)}" if missing else ""
     why = "; ".join(filter(None, (lost, failure)))
-    mend = "the other rows that block come first; each host must be reached: ssh HOST true"
+    mend = "the other rows that block come first; if there are several hosts: ssh HOST true"
     return Row("ranks", f"{size - len(missing)} of {size}", used, why, mend, BLOCKS)

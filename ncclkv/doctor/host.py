@@ -49,7 +49,7 @@ def open_files(ranks_here: int) -> Row:
         return Row("open files", found, used)
     # Ranks have slightly different numbers of open files, and equal rows are shown once.
     enough = max(_ENOUGH, 2 * needed)
-    why = "fewer are left: the ranks of a host share no anonymous files, and copy twice"
+    why = "too few are free: the ranks of this host copy each array twice"
     mend = f"ulimit -n {enough}" + (f", by root: the hard limit is {most:,}" * (most < enough))
     return Row("open files", found, used, why, mend, WARNS)
 

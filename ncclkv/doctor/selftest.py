@@ -34,7 +34,7 @@ _DEADLINE = "ending the job: "
 
 _MENDS = {
     "NCCLKV_NODE_MEMORY": "unset NCCLKV_NODE_MEMORY",
-    "file descriptors are left": "ulimit -n 4096, before the job",
+    "file descriptors are left": "see the row of open files",
     "cannot open the memory file": "start the ranks of a host in one container, as one user, or "
     "containers with --pid=host --cap-add=SYS_PTRACE",
     "free for windows": _LARGER,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import platform
+import shlex
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
@@ -85,8 +88,21 @@ def _kernels() -> Row:
 def _build() -> str:
     """Return the command that builds the kernels, with a compiler."""
     root = Path(ncclkv.__file__).parents[1]
-    source = f"-e {root}" if (root / "setup.py").is_file() else "--force-reinstall --no-deps ncclkv"
+    again = "--force-reinstall --no-deps --no-cache-dir"
+    source = f"-e {root}" if (root / "setup.py").is_file() else f"{again} {_origin()}"
     return (
         f"install gcc and Python's headers (apt install gcc python3-dev), then: {sys.executable} "
         f"-m pip install {source}"
     )
+
+
+def _origin() -> str:
+    """Return what pip has installed: the folder of a clone that is still there, or the name."""
+    try:
+        noted = distribution("ncclkv").read_text("direct_url.json")
+    except PackageNotFoundError:
+        noted = None
+    url = urlsplit(json.loads(noted)["url"] if noted else "")
+    folder = Path(unquote(url.path))
+    clone = url.scheme == "file" and (folder / "setup.py").is_file()
+    return shlex.quote(str(folder)) if clone else "ncclkv"

@@ -128,6 +128,30 @@ class _Collector:
 _Family = tuple[str, str, str, list[tuple[str, float]]]
 """Name, text of help, own label, and the values by the own label."""
 
+_COLUMNS: dict[tuple[str, str], dict[str, str]] = {
+    ("verbs", "verb"): {
+        "calls": "calls of a verb",
+        "seconds": "seconds in calls of a verb",
+    },
+    ("buckets", "bucket"): {
+        "launches": "collectives that were launched",
+        "completed": "collectives that have completed",
+        "nbytes": "bytes of the arrays in the collectives",
+        "wire_bytes": "bytes that this rank has sent",
+        "seconds": "seconds from launch to completion",
+        "waited_seconds": "seconds in which the host waited for the collectives",
+    },
+    ("awaited", "awaited_rank"): {
+        "count": "waits of this rank, by the rank awaited last",
+        "seconds": "seconds of these waits",
+    },
+    ("last", "last_rank"): {
+        "count": "sums at which this rank of the node was the last to arrive",
+        "seconds": "seconds from the arrival of the rank before to its own",
+    },
+}
+"""Tables of the metrics with the label of their rows, and the text of help of each column."""
+
 
 def _families(metrics: dict[str, Any]) -> Iterator[_Family]:
     """Yield each family of counters."""
@@ -138,23 +162,8 @@ def _families(metrics: dict[str, Any]) -> Iterator[_Family]:
         ("waited_seconds", "seconds of waits for other ranks"),
     ):
         yield name, help_text, "", [("", metrics[name])]
-    for group, label, columns in (
-        ("verbs", "verb", ("calls", "seconds")),
-        (
-            "buckets",
-            "bucket",
-            ("launches", "completed", "nbytes", "wire_bytes", "seconds", "waited_seconds"),
-        ),
-        ("awaited", "awaited_rank", ("count", "seconds")),
-    ):
-        yield from _columns(group, label, columns, metrics[group])
-    yield from _columns("last", "last_rank", ("count", "seconds"), metrics["last"]["ranks"])
-
-
-def _columns(
-    group: str, label: str, columns: tuple[str, ...], rows: dict[str, dict[str, Any]]
-) -> Iterator[_Family]:
-    """Yield a family for each column of a table."""
-    for column in columns:
-        values = [(key, row[column]) for key, row in rows.items()]
-        yield f"{group}_{column}", f"{column} by {label}", label, values
+    rows = {**metrics, "last": metrics["last"]["ranks"]}
+    for (group, label), columns in _COLUMNS.items():
+        for column, help_text in columns.items():
+            values = [(key, row[column]) for key, row in rows[group].items()]
+            yield f"{group}_{column}", help_text, label, values

@@ -97,6 +97,16 @@ def test_the_right_mpirun_is_found_for_open_mpi() -> None:
     assert told.row("MPI start")["used"].startswith("Open MPI v")
 
 
+@needs_open_mpi
+@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["alone", "2 ranks"])
+def test_the_mpirun_of_another_mpi_on_path(arguments: tuple[str, ...]) -> None:
+    folders = os.pathsep.join([str(OPEN_MPI / "bin"), os.environ["PATH"]])
+    row = warned(doctor(*arguments, "--no-test", PATH=folders), "mpirun on PATH")
+    assert "Open MPI" in row["found"]
+    assert row["why"].startswith("it starts no job of MPICH ")
+    assert row["mend"].startswith("start jobs by ncclkv run")
+
+
 def test_no_mpi(tmp_path: Path) -> None:
     package = tmp_path / "mpi4py"
     package.mkdir()

@@ -77,8 +77,8 @@ def test_several_jobs_must_be_named(job: StartedJob, tmp_path: Path) -> None:
         other.wait_for_mark()
         found = status()
         assert found.returncode == 2
-        assert "several jobs of ncclkv run are here; name one: ncclkv status PID" in found.stderr
-        assert str(other.process.pid) in found.stderr
+        assert "several jobs of ncclkv run are here; type one of: ncclkv status " in found.stderr
+        assert f"ncclkv status {other.process.pid} (-n 1 " in found.stderr
         alone = status(str(other.process.pid))
         assert re.search(r"runs +no call of a store of several ranks", alone.stdout), alone
     finally:
@@ -86,13 +86,34 @@ def test_several_jobs_must_be_named(job: StartedJob, tmp_path: Path) -> None:
         other.output()
 
 
+def test_a_signal_makes_all_ranks_print_their_stacks(tmp_path: Path) -> None:
+    program = (
+        "import os, time, ncclkv\n"
+        "with ncclkv.create('dist') as kv:\n"
+        "    kv.barrier()\n"
+        "    open(os.environ['MARK'], 'w')\n"
+        "    time.sleep(2)\n"
+    )
+    job = StartedJob(tmp_path, "--", sys.executable, "-c", program)
+    job.wait_for_mark()
+    job.process.send_signal(signal.SIGUSR2)
+    _, err = job.output()
+    assert job.process.returncode == 0, err
+    for rank in (0, 1):
+        assert re.search(rf"^\[{rank}\] .*\(most recent call first\)", err, re.MULTILINE), err
+
+
 def test_another_user_gets_no_answer(job: StartedJob) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can be another user")
+    assert job.process.pid in command.runners()
     os.seteuid(NOBODY)
     try:
-        with pytest.raises(LaunchError, match="it belongs to another user, or is ending"):
+        assert job.process.pid not in command.runners(), "it must not be in the way of own jobs"
+        with pytest.raises(LaunchError, match=r"no ncclkv run of process \d+ of this user"):
             command.main(argparse.Namespace(pid=job.process.pid))
+        with pytest.raises(LaunchError, match="gives no answer"):
+            command._answer(job.process.pid)
     finally:
         os.seteuid(0)
 
@@ -100,4 +121,4 @@ def test_another_user_gets_no_answer(job: StartedJob) -> None:
 def test_a_process_that_is_no_runner() -> None:
     found = status("1")
     assert found.returncode == 2
-    assert found.stderr.startswith("ncclkv: no ncclkv run of process 1 runs on this machine")
+    assert found.stderr.startswith("ncclkv: no ncclkv run of process 1 of this user runs")

@@ -99,7 +99,9 @@ def package_folders() -> Iterator[str]:
 @pytest.mark.parametrize("folder", [*package_folders()])
 def test_map_names_every_module_of_a_folder_and_no_other(folder: str) -> None:
     named = {name for name in parse_map(PAGE.read_text())[folder] if not name.endswith("/")}
-    assert named == files_of(ROOT / folder)
+    missing, gone = files_of(ROOT / folder) - named, named - files_of(ROOT / folder)
+    assert not missing, f"add these modules to the map of {folder}/ in {PAGE}: {missing}"
+    assert not gone, f"remove these modules from the map of {folder}/ in {PAGE}: {gone}"
 
 
 def test_map_names_no_file_or_folder_that_is_gone() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ncclkv.cli import launch_rows
+from ncclkv.cli.mpi import Library
 from ncclkv.doctor.rows import BLOCKS, OK, WARNS, Report, Row
 
 
@@ -28,6 +29,31 @@ def test_no_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(shutil, "disk_usage", refuse)
     assert launch_rows.shared_memory(4).level == BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        ("mpirun (Open MPI) 5.0.11", ["mpirun (Open MPI) 5.0.11"]),
+        ("HYDRA build details: Version: 4.2", []),
+        ("", []),
+    ],
+)
+def test_an_mpirun_of_another_mpi_on_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, found: list[str]
+) -> None:
+    """Check the mpirun that a user would type; a site's own script may show no version."""
+    script = tmp_path / "mpirun"
+    script.write_text(f"#!/bin/sh\nprintf '%s' '{version}'\n")
+    script.chmod(0o755)
+    library = Library("MPICH Version: 5.0.2", None)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    rows = [*launch_rows.mpirun_on_path(library)]
+    assert [row.found for row in rows] == found
+    assert all((row.used, row.level) == (str(script), WARNS) for row in rows)
+    script.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [*launch_rows.mpirun_on_path(library)] == [], "mpirun is not found at all"
 
 
 def test_ranks_of_each_host_and_missing_ones() -> None:

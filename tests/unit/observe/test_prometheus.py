@@ -39,6 +39,7 @@ def test_a_scrape_has_the_counts(kv: ncclkv.KVStore) -> None:
         text = scrape(served.port)
         assert 'ncclkv_pushed_bytes_total{rank="0",store="local"} 3072.0' in text
         assert 'ncclkv_verbs_calls_total{rank="0",store="local",verb="push"} 3.0' in text
+        assert "# HELP ncclkv_buckets_wire_bytes_total bytes that this rank has sent" in text
         assert "ncclkv_buckets_launches" in text
         kv.push("w", np.ones(256, "f4"))
         assert 'verb="push"} 4.0' in scrape(served.port)

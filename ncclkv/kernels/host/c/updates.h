@@ -6,7 +6,10 @@ static const struct program *find_program(const char *name, Py_ssize_t states)
     for (size_t i = 0; i < sizeof(programs) / sizeof(programs[0]); i++)
         if (strcmp(programs[i].name, name) == 0 && programs[i].states == states)
             return &programs[i];
-    PyErr_Format(PyExc_ValueError, "there is no program %s of %zd states in C", name, states);
+    PyErr_Format(PyExc_ValueError,
+                 "there is no program %s of %zd states in C; list it in "
+                 "ncclkv/kernels/host/c/programs.h, and build: pip install -e .",
+                 name, states);
     return NULL;
 }
 
