@@ -64,7 +64,9 @@ def measure(
     if measured is not None:
         scalars = adapted(program, scalars, measured)
     if compiled.active:
-        both = compiled.words(weights), compiled.words(gradients)
+        both = weights, gradients
+        if weights.dtype.kind == "V":  # else without a call, which costs as much as a short update
+            both = compiled.words(weights), compiled.words(gradients)
         if compiled.measure(program, *both, states, scalars, segments.bounds, sums, master):
             return
     from ncclkv.kernels.programs import PROGRAMS  # C needs none of its modules
