@@ -51,7 +51,8 @@ def main(arguments: argparse.Namespace) -> int:
     ranks = {file.header["rank"] for file in files}
     sys.stdout.write(
         f"{output}: {len(merged['traceEvents']):,} events of {format_ranks(ranks, _SHOWN)}, from "
-        f"{len(files)} file{'s' * (len(files) > 1)}; open it at https://ui.perfetto.dev or in chrome://tracing\n"
+        f"{len(files)} file{'s' * (len(files) > 1)}; open it at https://ui.perfetto.dev or in "
+        f"chrome://tracing\n"
     )
     sys.stdout.writelines(f"{line}\n" for line in _describe_clocks(files, clocks))
     return 0
