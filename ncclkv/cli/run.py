@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ncclkv import env
 from ncclkv.checkpoint.directory import generations
-from ncclkv.cli import allocation, host_lists, hosts, mpi, waits
+from ncclkv.cli import allocation, host_lists, hosts, mpi, unreached, waits
 from ncclkv.cli.job import Job, Start
 from ncclkv.cli.options import check, check_for_launcher, describe
 from ncclkv.cli.outcome import Outcome
@@ -154,7 +154,11 @@ def run_once(start: Start, restart: int) -> Outcome:
         raise LaunchError(
             f"--port {start.port} cannot be listened on: {error}; give a free port, or 0 for any"
         ) from error
-    return job.run()
+    outcome = job.run()
+    for reason in unreached.ask_ssh(outcome, environment):
+        warn(f"{reason}\n")
+        outcome.launcher_lines.append(reason)
+    return outcome
 
 
 def shell_line(start: Start) -> str:

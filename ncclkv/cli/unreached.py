@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from ncclkv.cli.outcome import Outcome
 
@@ -17,6 +20,10 @@ _REASON = re.compile(
 )
 _HYDRA = re.compile(r"\[(?:mpiexec|proxy)[:@]")
 _MOST_HOSTS = 3
+
+_MOST_ASKED = 8
+_SSH_SECONDS = 10.0
+"""Seconds for one ssh, and ssh's own limit for its connection, which is half of them."""
 
 
 def is_reason(line: str) -> bool:
@@ -50,6 +57,76 @@ def describe(outcome: Outcome) -> list[str]:
         f"{who} cannot be reached: {reasons}",
         f"'ssh {host} true' must work without a password here, or set {other}",
     ]
+
+
+def ask_ssh(outcome: Outcome, environment: Mapping[str, str]) -> list[str]:
+    """Run ssh again for hosts without ranks, and wait for it; return its reasons.
+
+    MPICH's mpirun may end before it has read what ssh printed: under load, in one of six starts.
+
+    Parameters
+    ----------
+    outcome : Outcome
+    environment : mapping of str to str
+        The variables of the launcher, which may name another program than ssh.
+
+    Returns
+    -------
+    list of str
+        Empty where the launcher's lines have reasons, or where it does not use ssh.
+    """
+    lines = outcome.launcher_lines
+    if not any(map(_HYDRA.match, lines)) or any(map(is_reason, lines)):
+        return []
+    if environment.get("HYDRA_LAUNCHER", "ssh") != "ssh":
+        return []
+    begun = {rank.place for rank in outcome.ranks.values() if rank.began}
+    places = dict.fromkeys(rank.place for rank in outcome.not_begun)
+    asked = [each for each in places if each and each not in begun and not _is_here(each)]
+    program = environment.get("HYDRA_LAUNCHER_EXEC", "ssh")
+    commands = [_ssh(program, place) for place in asked[:_MOST_ASKED]]
+    with ThreadPoolExecutor(_MOST_ASKED) as threads:
+        said = threads.map(lambda command: _output_of(command, environment), commands)
+        return [line for text in said for line in text.splitlines() if is_reason(line)]
+
+
+def _ssh(program: str, host: str) -> list[str]:
+    """Return a command that logs in as mpirun does, but asks for no password."""
+    limit = f"-oConnectTimeout={_SSH_SECONDS / 2:g}"
+    return [program, "-oBatchMode=yes", limit, "-x", host, "true"]
+
+
+def _output_of(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return a command's stderr; empty if it cannot be run, or is too slow."""
+    try:
+        run = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=_SSH_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return run.stderr.decode(errors="replace")
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a host is this machine, which mpirun reaches without ssh."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as trial:
+            try:
+                trial.bind(address)
+            except OSError:
+                continue
+            return True
+    return False
 
 
 def _listed(hosts: Sequence[str], between: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ncclkv.cli.launcher import LauncherStream
 from ncclkv.cli.outcome import Outcome, Rank
 from ncclkv.cli.report import report
+from ncclkv.cli.unreached import ask_ssh
 
 HYDRA = "[mpiexec@login] ui_cmd_cb (/mpich/src/pm/hydra/mpiexec/pmiserv_pmci.c:51): Launch failed."
 BOX = "A daemon failed to report back after being spawned. This could"
@@ -86,3 +89,38 @@ def test_the_reason_is_shown_at_once_and_kept() -> None:
     stream.end()
     assert shown == ["step 1", CLOSED]
     assert kept == [CLOSED, HYDRA]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Return variables that name a program in place of ssh, which refuses and keeps its words."""
+    program = tmp_path / "ssh"
+    program.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/asked\necho '{REFUSED}' >&2\nexit 255\n")
+    program.chmod(0o755)
+    return {"HYDRA_LAUNCHER_EXEC": str(program)}
+
+
+def failed(*words: str, begun: str = "", hosts: str = "node1 node2") -> Outcome:
+    """Return a job whose launcher wrote some lines and ended before the other hosts' ranks."""
+    ranks = {number: Rank(number, place=name) for number, name in enumerate(hosts.split())}
+    for rank in ranks.values():
+        rank.pid = 7 * (rank.place == begun)
+    return Outcome(ranks, 0.1, 255, list(words))
+
+
+def test_ssh_is_asked_where_mpirun_did_not_print_its_reason(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    hosts = "node1 localhost node2 node2"  # this machine needs no ssh
+    assert ask_ssh(failed(HYDRA, begun="node1", hosts=hosts), environment) == [REFUSED]
+    asked = "-oBatchMode=yes -oConnectTimeout=5 -x node2 true\n"
+    assert (tmp_path / "asked").read_text() == asked
+
+
+def test_ssh_is_not_asked_without_need(environment: dict[str, str], tmp_path: Path) -> None:
+    assert ask_ssh(failed(HYDRA, CLOSED), environment) == []
+    assert ask_ssh(failed(BOX), environment) == []
+    assert ask_ssh(failed(HYDRA, hosts="localhost"), environment) == []
+    assert ask_ssh(failed(HYDRA), {**environment, "HYDRA_LAUNCHER": "slurm"}) == []
+    assert not (tmp_path / "asked").exists()
+    assert ask_ssh(failed(HYDRA), {"HYDRA_LAUNCHER_EXEC": str(tmp_path / "none")}) == []
