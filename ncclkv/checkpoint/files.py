@@ -17,8 +17,7 @@ import numpy as np
 from ncclkv.checkpoint.strict_json import ANY, DamagedCheckpoint, check_form
 from ncclkv.checkpoint.tensors import Array, Tensor
 
-_FORM = {"name": str, "bytes": int, "sha256": str}
-_PIECES_FORM = {"pieces": [ANY]}
+_FORM = {"name": str, "bytes": int, "sha256": str, "pieces": [ANY]}
 
 _NAME = re.compile(r"tensors-[0-9]{4,}(-of-rank-[0-9]+)?\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -76,29 +75,22 @@ def rows(files: Iterable[File]) -> list[dict[str, Any]]:
     ]
 
 
-def from_rows(made: Mapping[str, Any], *, pieces: bool) -> list[File]:
+def from_rows(made: Mapping[str, Any]) -> list[File]:
     """Return the files that the field ``files`` describes.
 
     Parameters
     ----------
     made : mapping
         Content of ``checkpoint.json``.
-    pieces : bool
-        Whether the version of the format has pieces.
 
     Raises
     ------
     DamagedCheckpoint
         When the rows describe no files, or files outside the checkpoint's directory.
     """
-    check_form(made, {"files": [{**_FORM, **_PIECES_FORM} if pieces else _FORM]})
+    check_form(made, {"files": [_FORM]})
     files = [
-        File(
-            row["name"],
-            row["bytes"],
-            row["sha256"],
-            tuple(_piece(given) for given in row["pieces"]) if pieces else (),
-        )
+        File(row["name"], row["bytes"], row["sha256"], tuple(map(_piece, row["pieces"])))
         for row in made["files"]
     ]
     for file in files:

@@ -48,6 +48,8 @@ _FORM = {
     "values": bool,
     "optimizer": ANY,
     "updater": ANY,
+    "updater_by_rank": ANY,
+    "run": str,
 }
 _OWNED = {"states": list, "owners": list}
 _OPTIMIZER = {"class": str, "configured": bool, "numbers": dict, "factors": ANY}
@@ -120,8 +122,8 @@ class Manifest:
     optimizer : OptimizerManifest or None
     updater : dict of (Tensor or list) by key, or None
         State of an updater object on all ranks that update.
-    run : str or None
-        Id of the store that saved it, 32 hexadecimal digits; None in old versions.
+    run : str
+        Id of the store that saved it, 32 hexadecimal digits.
     owned : OwnedStates or None
         States of an updater object, in place of `updater`, if each rank has another state.
     """
@@ -132,7 +134,7 @@ class Manifest:
     values: bool
     optimizer: OptimizerManifest | None
     updater: UpdaterState | None
-    run: str | None = None
+    run: str
     owned: OwnedStates | None = None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -233,10 +235,10 @@ def from_plain(made: Any) -> Manifest:
     names = [key.spec.key for key in keys]
     if len(set(names)) != len(names) or len({type(name) for name in names}) > 1:
         raise DamagedCheckpoint("it has a key twice, or keys of two types")
-    optimizer, updater, run = made["optimizer"], made["updater"], made.get("run")
+    optimizer, updater, run = made["optimizer"], made["updater"], made["run"]
     if optimizer is None and any(key.states for key in keys):
         raise DamagedCheckpoint("it has states of an optimizer, but no optimizer")
-    if run is not None and not (isinstance(run, str) and _RUN.fullmatch(run)):
+    if not _RUN.fullmatch(run):
         raise DamagedCheckpoint(f"{run!r:.60} is not the id of a run")
     return Manifest(
         made["step"],
@@ -246,8 +248,7 @@ def from_plain(made: Any) -> Manifest:
         None if optimizer is None else _optimizer(optimizer),
         None if updater is None else _state(updater),
         run,
-        # Absent in old versions.
-        None if made.get("updater_by_rank") is None else _owned(made["updater_by_rank"], len(keys)),
+        None if made["updater_by_rank"] is None else _owned(made["updater_by_rank"], len(keys)),
     )
 
 

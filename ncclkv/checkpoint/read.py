@@ -32,9 +32,6 @@ _SUMS_BYTES = 1024
 # Bytes of a tensor's name, dtype, shape and offsets in its file's header.
 _TENSOR_HEADER_BYTES = 2048
 
-_WITHOUT_PIECES = 2
-"""Version of the format before several ranks wrote; all tensors are whole."""
-
 _HEAD_FORM = {"format": ANY, "version": int}
 
 Check = Callable[[Manifest], object]
@@ -185,12 +182,11 @@ def _manifest(path: str, limit: int) -> tuple[Manifest, list[File]]:
     check_form(made, _HEAD_FORM)
     if made["format"] != FORMAT:
         raise DamagedCheckpoint(f"its format is {made['format']!r:.60}, not {FORMAT!r}")
-    if made["version"] not in (_WITHOUT_PIECES, VERSION):
+    if made["version"] != VERSION:
         raise DamagedCheckpoint(
-            f"it has version {made['version']} of the format, and this ncclkv reads the versions "
-            f"{_WITHOUT_PIECES} and {VERSION}"
+            f"it has version {made['version']} of the format; this ncclkv reads version {VERSION}"
         )
-    return from_plain(made), from_rows(made, pieces=made["version"] != _WITHOUT_PIECES)
+    return from_plain(made), from_rows(made)
 
 
 def _check_sizes(files: list[File], wanted: dict[str, Tensor]) -> None:

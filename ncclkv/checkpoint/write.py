@@ -22,7 +22,7 @@ from ncclkv.checkpoint.tensors import Array, batches, encode
 from ncclkv.errors import CheckpointError
 
 FORMAT = "ncclkv checkpoint"
-VERSION = 3
+VERSION = 1
 
 FILE_BYTES = 128 * 1024 * 1024
 """Bytes of arrays after which a file is full; saving takes as much extra memory."""

@@ -37,7 +37,7 @@ def head(step: int = 7) -> Manifest:
     config = {"name": "sgd", "learning_rate": 0.5, "lr_mult": {"a": 2.0}}
     updater: dict[int | str, Any] = {"n": [{"of": 3}], 5: Tensor((1,), np.dtype("int64"))}
     optimizer = OptimizerManifest("SGD", config)
-    return Manifest(step, [1, None], keys, True, optimizer, updater)
+    return Manifest(step, [1, None], keys, True, optimizer, updater, "0" * 32)
 
 
 def arrays() -> dict[str, Array]:

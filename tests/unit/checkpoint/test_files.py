@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,15 +17,12 @@ pytest.importorskip("safetensors", reason="safetensors is absent: the extra `che
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ncclkv
 from ncclkv.checkpoint.files import Assembly, File, Piece, check_pieces, from_rows, rows
 from ncclkv.checkpoint.manifest import OwnedStates, from_plain, to_plain
 from ncclkv.checkpoint.strict_json import DamagedCheckpoint
 from ncclkv.checkpoint.tensors import Tensor, decode, encode
 from tests.harness.extent import examples
 from tests.unit.checkpoint import small_checkpoints
-
-VERSION_2 = Path(__file__).with_name("version_2.json")
 
 
 @pytest.fixture
@@ -147,7 +143,7 @@ def test_malformed_pieces_are_refused(piece: Any) -> None:
     made = {"files": rows([File("tensors-0000.safetensors", 1, "0" * 64)])}
     made["files"][0]["pieces"] = [piece]
     with pytest.raises(DamagedCheckpoint, match="is not a piece of a tensor"):
-        from_rows(made, pieces=True)
+        from_rows(made)
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
@@ -170,7 +166,6 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda made: made["files"][1]["pieces"].append(["state.0.momentum", 0, 2]),
         "a tensor 'state.0.momentum', which checkpoint.json does not list",
     ),
-    "version 2": (lambda made: made.update(version=2), "which checkpoint.json does not list"),
     "of a negative rank": (
         lambda made: made["files"][0].update(name="tensors-0000-of-rank--1.safetensors"),
         "is not a file of a checkpoint",
@@ -185,23 +180,3 @@ def test_manifests_that_describe_other_pieces_are_refused(path: Path, name: str)
     with pytest.raises(DamagedCheckpoint) as caught:
         small_checkpoints.loaded(path)
     assert words in str(caught.value), caught.value
-
-
-def test_a_checkpoint_of_version_2_is_loaded(tmp_path: Path) -> None:
-    """Load the files of an earlier ncclkv: a step of SGD with momentum, on one rank."""
-    path = tmp_path / "step-000000005-save-000001"
-    path.mkdir()
-    for name, text in json.loads(VERSION_2.read_text()).items():
-        coded = name.endswith(".safetensors")
-        (path / name).write_bytes(base64.b64decode(text) if coded else text.encode())
-    first = np.arange(6, dtype=np.float32).reshape(2, 3) - 0.5
-    for update_on in ("every_rank", "sharded"):
-        with ncclkv.create("local", update_on=update_on) as kv:
-            loaded = kv.load(tmp_path)
-            assert (loaded.step, loaded.extra, kv.keys()) == (5, {"epoch": 1}, ["w", "b"])
-            np.testing.assert_array_equal(kv.pull("w"), first)
-            np.testing.assert_array_equal(kv.pull("b"), 0 + 2j)
-            kv.push(["w", "b"], [np.zeros((2, 3), np.float32), np.zeros((), np.complex64)])
-            np.testing.assert_array_equal(kv.pull("w"), first - 0.25)
-            np.testing.assert_array_equal(kv.pull("b"), -0.5 + 2j)
-            assert Path(kv.save(tmp_path / update_on)).exists()

@@ -170,8 +170,8 @@ def nested(made: dict[str, Any]) -> None:
 
 HEADS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "foreign": (lambda made: made.update(format="torch"), "its format is 'torch'"),
-    "older": (lambda made: made.update(version=1), "version 1 of the format"),
-    "newer": (lambda made: made.update(version=4), "version 4 of the format"),
+    "older": (lambda made: made.update(version=0), "version 0 of the format"),
+    "newer": (lambda made: made.update(version=2), "version 2 of the format"),
     "escape": (nested, "is not a file of a checkpoint"),
     "absolute": (
         lambda made: made["files"][0].update(name="/etc/passwd"),

@@ -58,7 +58,7 @@ def test_other_tools_can_read_the_files(tmp_path: Path) -> None:
     )
     assert check.returncode == 0, check.stderr
     said = json.loads((path / "checkpoint.json").read_text())
-    assert (said["format"], said["version"], said["author"]) == ("ncclkv checkpoint", 3, "a test")
+    assert (said["format"], said["version"], said["author"]) == ("ncclkv checkpoint", 1, "a test")
     assert [key["key"] for key in said["keys"]] == ["a", "b"]
     np.testing.assert_array_equal(load_file(path / said["files"][0]["name"])["value.0"], [1.5, 0])
 
