@@ -6,7 +6,7 @@ GPUS   ?= 1
 
 export PYTHON VENV
 READY = $(VENV)/.ready
-KERNELS = $(wildcard ncclkv/kernels/host/c/* ncclkv/kernels/programs/*.h)
+KERNELS = $(wildcard ncclkv/kernels/host/c/* ncclkv/kernels/programs/*.h) ncclkv/kernels/programs/__init__.py
 TOOLS = $(VENV)/bin
 
 .DEFAULT_GOAL := help

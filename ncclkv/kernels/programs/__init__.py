@@ -226,4 +226,4 @@ _ALL = (
 )
 
 PROGRAMS = {program.name: program for program in _ALL}
-"""All programs by name; ``kernels/host/c/programs.h`` is the same list for C."""
+"""All programs by name; ``setup.py`` reads this list for C."""

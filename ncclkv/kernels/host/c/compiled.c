@@ -77,6 +77,7 @@ struct program {
             measure_all_##name##_##states##_float, measure_all_##name##_##states##_double          \
     }
 
+/* Made by setup.py, from kernels/programs. */
 #include "programs.h"
 
 #include "clock.h"

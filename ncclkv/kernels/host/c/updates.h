@@ -8,7 +8,7 @@ static const struct program *find_program(const char *name, Py_ssize_t states)
             return &programs[i];
     PyErr_Format(PyExc_ValueError,
                  "there is no program %s of %zd states in C; list it in "
-                 "ncclkv/kernels/host/c/programs.h, and build: pip install -e .",
+                 "ncclkv/kernels/programs/__init__.py, and build: pip install -e .",
                  name, states);
     return NULL;
 }
