@@ -19,9 +19,14 @@
 
 After a `UsageError` the store is unchanged.  After a `ContractError` or a
 `CommError` every later call but ``close`` raises the same error again.
+
+A program that acts on an error reads the attributes of `KVStoreError` in place of the text.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "CheckpointError",
@@ -55,15 +60,64 @@ class KVStoreError(Exception):
     """Base of every error that ncclkv raises on purpose.
 
     Its traceback shows the program's frames alone; all frames with ``NCCLKV_TRACEBACK=full``.
+
+    Parameters
+    ----------
+    *args : object
+        The text, as of every exception.
+    key : int or str, optional
+        `key`.
+    ranks : iterable of int, optional
+        `ranks`, in any order.
+
+    Attributes
+    ----------
+    key : int or str or None
+        The key that the error is about; None if it is about no key, or about several.
+    ranks : tuple of int
+        The ranks that the error is about, in order: those waited for, lost, or with another call
+        or other values than this rank.  Empty if it is about this rank's call alone.
+    call : str
+        The verb or function that raised, such as ``"push"``; empty outside of such calls.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ncclkv
+    >>> with ncclkv.create("local") as kv:
+    ...     kv.init("w", np.zeros(2))
+    ...     try:
+    ...         kv.push("w", np.zeros(3))
+    ...     except KVStoreError as error:
+    ...         print(error.key, error.ranks, error.call)
+    w () push
     """
+
+    def __init__(
+        self, *args: object, key: int | str | None = None, ranks: Iterable[int] = ()
+    ) -> None:
+        super().__init__(*args)
+        self.key = key
+        self.ranks = tuple(sorted(ranks))
+        self.call = ""
 
 
 def again(error: KVStoreError) -> KVStoreError:
-    """Return an equal error without a traceback, to be kept or raised again.
+    """Return an equal error without a traceback and a call, to be kept or raised again.
 
     The frames of a traceback would keep the objects alive to which they refer, such as the store.
     """
-    return type(error)(*error.args)
+    return type(error)(*error.args, key=error.key, ranks=error.ranks)
+
+
+@contextmanager
+def about(key: int | str) -> Iterator[None]:
+    """Set the `key` of a `KVStoreError` that the block raises, if it has none."""
+    try:
+        yield
+    except KVStoreError as error:
+        error.key = key if error.key is None else error.key
+        raise
 
 
 class UsageError(KVStoreError):

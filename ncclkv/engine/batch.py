@@ -167,14 +167,16 @@ class Push:
                     raise UsageError(
                         f"push of key {key!r}: the key was pushed and not flushed, and with "
                         f"missing='zeros' other ranks may not have pushed it; pull a key, or call "
-                        f"wait(), between two pushes"
+                        f"wait(), between two pushes",
+                        key=key,
                     )
             for slot in part.in_place:
                 if slot.entry.key in state.pushed or state.in_flight.works or state.unfinished:
                     raise UsageError(
                         f"push of key {slot.entry.key!r}: its grad_view was pushed and not "
                         f"flushed, so the store still needs it; pull the key, or call "
-                        f"wait({slot.entry.key!r}), before you fill the view again"
+                        f"wait({slot.entry.key!r}), before you fill the view again",
+                        key=slot.entry.key,
                     )
 
 

@@ -152,7 +152,8 @@ class Engine:
         if key in slot.state.pushed or slot.state.unfinished:
             raise UsageError(
                 f"grad_view of key {key!r}: the key was pushed and not flushed, so the store still "
-                f"needs its gradient; pull it, or call wait({key!r}), first"
+                f"needs its gradient; pull it, or call wait({key!r}), first",
+                key=key,
             )
         self._claim(slot.state)
         slot.lent = slot.state.viewed = True

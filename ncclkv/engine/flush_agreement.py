@@ -242,7 +242,9 @@ class AgreedFlush(FlushPolicy):
                 raise OrderMismatch(
                     f"rank {self._comm.rank} of {self._comm.size}: key {spec.key!r} was pushed by "
                     f"{format_ranks(having)} and not by {format_ranks(lacking)}; push it on all "
-                    f"ranks, or create the store with missing='zeros'"
+                    f"ranks, or create the store with missing='zeros'",
+                    key=spec.key,
+                    ranks=lacking,
                 )
             counts[spec.key] = len(having) if spec.op == "avg" else active
         return counts

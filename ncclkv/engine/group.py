@@ -88,7 +88,8 @@ class Group:
         if key in self._priorities:
             raise UsageError(
                 f"grad_view of key {key!r}: it was pushed in this group, so its gradient is "
-                f"the store's; call grad_view after the group's end"
+                f"the store's; call grad_view after the group's end",
+                key=key,
             )
 
     def prepare(self, unchecked: Sequence[tuple[Key, Array]]) -> None:

@@ -280,10 +280,12 @@ class Layout:
             if in_weights:
                 raise UsageError(
                     f"pull of key {key!r}: out is a view of a value in the store; pass another "
-                    f"array"
+                    f"array",
+                    key=key,
                 )
             if (state.pushed or state.in_flight.works) and state not in done:
                 raise UsageError(
                     f"pull of key {key!r}: out lies in a grad_view, whose bucket has pushes that "
-                    f"are not flushed or not complete; pull its key, or call wait(), first"
+                    f"are not flushed or not complete; pull its key, or call wait(), first",
+                    key=key,
                 )

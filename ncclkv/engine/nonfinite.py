@@ -78,7 +78,11 @@ class NonfiniteReport:
             found.append(f"{len(indices) - _MAX_KEYS} more keys")
         text = f"NaN or infinity was pushed: {', '.join(found)}; no rank applies these pushes"
         if self._raises:
-            raise NonFinite(f"rank {self._comm.rank} of {self._comm.size}: {text}")
+            raise NonFinite(
+                f"rank {self._comm.rank} of {self._comm.size}: {text}",
+                key=specs[indices[0]].key if len(indices) == 1 else None,
+                ranks=[rank for rank, each in enumerate(nonfinite) if each],
+            )
         if self._comm.rank == 0:
             _log.warning("ncclkv: %s; %d flushes were skipped so far", text, self.skipped)
 

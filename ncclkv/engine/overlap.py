@@ -124,7 +124,9 @@ class OrderedLaunch:
             if key in self._threads:
                 raise UsageError(
                     f"push of key {key!r} {_here()}: thread {self._threads[key]!r} has pushed it "
-                    f"in this overlap block; push each key once, as a list if it has several arrays"
+                    f"in this overlap block; push each key once, as a list if it has several "
+                    f"arrays",
+                    key=key,
                 )
 
     def check_view(self, key: Key) -> None:
@@ -139,7 +141,8 @@ class OrderedLaunch:
             raise UsageError(
                 f"grad_view of key {key!r} {_here()}: thread {self._threads[key]!r} has pushed it "
                 f"in this overlap block, so its gradient is the store's; write to it after the "
-                f"block's end and a pull or wait"
+                f"block's end and a pull or wait",
+                key=key,
             )
 
     def _check_key(self, verb: str, key: Key) -> None:
@@ -148,7 +151,8 @@ class OrderedLaunch:
         if key not in keys:
             raise UsageError(
                 f"{verb} of key {key!r} {_here()}: it is not one of the {len(keys)} keys of this "
-                f"overlap block; add it to keys= of overlap"
+                f"overlap block; add it to keys= of overlap",
+                key=key,
             )
 
     def _launch_ready(self) -> None:

@@ -385,5 +385,6 @@ class Updates:
         self.error = self.error or UpdaterError(
             f"rank {self._comm.rank} of {self._comm.size}: the updater raised {failures[first]}, "
             f"on rank {first}; rank {first} updated no later key, and all ranks have the values "
-            f"of rank {first} of the keys it updates: correct the updater there"
+            f"of rank {first} of the keys it updates: correct the updater there",
+            ranks=[first],
         )

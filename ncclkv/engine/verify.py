@@ -240,7 +240,9 @@ class Verify:
             raise Divergence(
                 f"{text}check for a rank that modifies its values in place, or an updater that "
                 f"depends on the rank; or let create(..., repair=True) give all ranks rank "
-                f"{self._root}'s values"
+                f"{self._root}'s values",
+                key=found[0].key if len(found) == 1 else None,
+                ranks={rank for each in found for rank in (*each.held, *each.pulled)},
             ) from self._engine.updates.pop_error()
         self._replace([each.key for each in found if each.held])
         self.repaired += len(found)

@@ -413,7 +413,8 @@ assign another schedule, or None, to lr_scheduler first
             raise DTypeMismatch(
                 f"key {key!r} is {dtype_name(dtype)}, and {type(self).__name__} updates float16, "
                 f"bfloat16, float32 and float64{also}; keep such a key in a store without an "
-                f"optimizer, or give set_updater a function"
+                f"optimizer, or give set_updater a function",
+                key=key,
             )
 
     def config(self) -> dict[str, Any]:

@@ -103,7 +103,8 @@ class Updater:
         if (gradient.shape, gradient.dtype) != (stored.shape, stored.dtype):
             raise ShapeMismatch(
                 f"{what}: the gradient is {gradient.dtype} {gradient.shape}, the weight "
-                f"{stored.dtype} {stored.shape}; give a gradient of the weight's shape and dtype"
+                f"{stored.dtype} {stored.shape}; give a gradient of the weight's shape and dtype",
+                key=key,
             )
         return gradient, stored
 
@@ -159,7 +160,8 @@ class Updater:
             if state.shape != weight.shape:
                 raise ShapeMismatch(
                     f"update of key {key!r}: its {name} has shape {state.shape}, the weight "
-                    f"{weight.shape}; give the weight that the key had before, or another key"
+                    f"{weight.shape}; give the weight that the key had before, or another key",
+                    key=key,
                 )
         return states
 

@@ -66,11 +66,14 @@ def agree(
     if failed:
         by_rank = [f"rank {rank} raises {text}" for rank, text in failed]
         message = _message(comm, verb, by_rank, "the other ranks raise nothing")
-        raise SpecMismatch(message) from error
+        raise SpecMismatch(message, ranks=[rank for rank, _ in failed]) from error
     for given in zip_longest(*(items for items, _, _ in proposals), fillvalue="nothing"):
         if any(other != given[0] for other in given):
             by_rank = [f"rank {rank} has {item}" for rank, item in enumerate(given)]
-            raise SpecMismatch(_message(comm, verb, by_rank, "make the same call on all ranks"))
+            raise SpecMismatch(
+                _message(comm, verb, by_rank, "make the same call on all ranks"),
+                ranks=[rank for rank, item in enumerate(given) if item != given[comm.rank]],
+            )
     return [note for _, _, note in proposals]
 
 

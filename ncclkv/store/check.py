@@ -26,7 +26,12 @@ def values(
     grouped: dict[Key, list[Array]] = {}
     for key, arrays in pairs(verb, keys, given):
         spec = registry[key]
-        grouped.setdefault(key, []).extend(value(verb, spec, array, kernels) for array in arrays)
+        try:
+            checked = [value(verb, spec, array, kernels) for array in arrays]
+        except UsageError as error:
+            error.key = key
+            raise
+        grouped.setdefault(key, []).extend(checked)
     return grouped
 
 
@@ -118,11 +123,15 @@ def outs(
     writes = []
     for key, arrays in found:
         spec = registry[key]
-        for array in arrays:
-            what = f"{verb} of key {key!r}"
-            view = result_out(what, array, spec.dtype, kernels)
-            check_shape(what, "the key", spec.shape, view)
-            writes.append((key, view))
+        what = f"{verb} of key {key!r}"
+        try:
+            for array in arrays:
+                view = result_out(what, array, spec.dtype, kernels)
+                check_shape(what, "the key", spec.shape, view)
+                writes.append((key, view))
+        except UsageError as error:
+            error.key = key
+            raise
     check_disjoint(verb, writes)
     return writes
 

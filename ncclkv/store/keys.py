@@ -96,7 +96,9 @@ def _several(verb: str, key: Key, arrays: Any) -> list[Any]:
     if not is_list(arrays):
         return [arrays]
     if not arrays:
-        raise UsageError(f"{verb} of key {key!r} was given an empty list; give at least one array")
+        raise UsageError(
+            f"{verb} of key {key!r} was given an empty list; give at least one array", key=key
+        )
     return list(arrays)
 
 
@@ -127,6 +129,7 @@ def single(verb: str, key: Any, arrays: Any) -> Singles:
         if len(items) != 1:
             raise UsageError(
                 f"{verb} of key {name!r} takes one array, not a list of {len(items)}; for an "
-                f"array of the list's numbers pass np.asarray(...)"
+                f"array of the list's numbers pass np.asarray(...)",
+                key=name,
             )
     return [(name, items[0]) for name, items in found]

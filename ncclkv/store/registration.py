@@ -9,7 +9,7 @@ from typing import Any
 from ncclkv.arguments import check_flag, check_known
 from ncclkv.comm.types import OPS
 from ncclkv.engine.bucket_state import Array
-from ncclkv.errors import KeyTypeMismatch, UsageError
+from ncclkv.errors import KeyTypeMismatch, UsageError, about
 from ncclkv.other_names import OTHER_OPS
 from ncclkv.store import check
 from ncclkv.store.agreement import from_rank, propose
@@ -151,8 +151,11 @@ class Registration(Component):
         made = self._check_new(verb, new, op)
         for name, given in replaced:
             if name in made.replaced:
-                raise UsageError(f"{verb}: key {name!r} is twice in the list; name it once")
-            made.replaced[name] = check.value(verb, layout.registry[name], given, kernels)
+                raise UsageError(
+                    f"{verb}: key {name!r} is twice in the list; name it once", key=name
+                )
+            with about(name):
+                made.replaced[name] = check.value(verb, layout.registry[name], given, kernels)
         return made
 
     def _check_new(self, verb: str, new: Singles, op: Any) -> Assignment:
@@ -162,9 +165,10 @@ class Registration(Component):
         registry.check_new(name for name, _ in new)
         made = Assignment([], [], {})
         for index, (name, given) in enumerate(new, start=len(registry)):
-            value = check.first_value(f"{verb} of key {name!r}", given, kernels)
-            check.reducible(self._comm, op, value.dtype, f"{verb} of key {name!r}")
-            made.specs.append(KeySpec(name, index, value.shape, value.dtype, op))
-            check.updatable(self._engine.rule.check, made.specs[-1])
+            with about(name):
+                value = check.first_value(f"{verb} of key {name!r}", given, kernels)
+                check.reducible(self._comm, op, value.dtype, f"{verb} of key {name!r}")
+                made.specs.append(KeySpec(name, index, value.shape, value.dtype, op))
+                check.updatable(self._engine.rule.check, made.specs[-1])
             made.first.append(value)
         return made

@@ -185,6 +185,8 @@ class Session:
             In place of CUDA's refusal of a call inside a capture by the program.
         """
         harmless, self.checks.raised = self.checks.raised is error, None
+        if isinstance(error, KVStoreError):
+            error.call = error.call or name
         if isinstance(error, (ContractError, CommError)):
             self.fail(error)
             finalize.failed(error)

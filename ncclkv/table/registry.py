@@ -85,7 +85,9 @@ class Registry:
 
         close = difflib.get_close_matches(str(key), [str(each) for each in self._specs], 1)
         hint = f"; did you mean {close[0]!r}?" if isinstance(key, str) and close else ""
-        raise KeyNotInitialized(f"key {key!r} has no value yet: call init({key!r}, value){hint}")
+        raise KeyNotInitialized(
+            f"key {key!r} has no value yet: call init({key!r}, value){hint}", key=key
+        )
 
     def check_kind(self, keys: Iterable[Key]) -> None:
         """Refuse keys of another kind than the store's."""
@@ -94,7 +96,8 @@ class Registry:
             if first is not None and type(key) is not type(first):
                 raise KeyTypeMismatch(
                     f"key {key!r} is {_KIND[type(key)][0]}, but the keys of this store are "
-                    f"{_KIND[type(first)][1]}, such as {first!r}; use one kind"
+                    f"{_KIND[type(first)][1]}, such as {first!r}; use one kind",
+                    key=key,
                 )
 
     def check_new(self, keys: Iterable[Key]) -> None:
@@ -105,10 +108,13 @@ class Registry:
         for key in keys:
             if key in self._specs:
                 raise KeyAlreadyInitialized(
-                    f"key {key!r} has a value already; call reset({key!r}, value) to replace it"
+                    f"key {key!r} has a value already; call reset({key!r}, value) to replace it",
+                    key=key,
                 )
             if key in seen:
-                raise KeyAlreadyInitialized(f"key {key!r} is twice in the list; name it once")
+                raise KeyAlreadyInitialized(
+                    f"key {key!r} is twice in the list; name it once", key=key
+                )
             seen.add(key)
 
     def with_keys(self, specs: Iterable[KeySpec]) -> Registry:

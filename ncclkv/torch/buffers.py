@@ -95,7 +95,8 @@ class Buffers:
             raise OrderMismatch(
                 f"DataParallel: buffers follow rank 0 at the first forward pass after each step, "
                 f"so all ranks make this pass; for a pass of this rank alone, such as a "
-                f"validation, call model.module: {error}"
+                f"validation, call model.module: {error}",
+                ranks=error.ranks,
             ) from error
 
     def _source_of(self, *, uneven: bool) -> int:

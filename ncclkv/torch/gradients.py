@@ -168,7 +168,8 @@ class Gradients:
         except OrderMismatch as error:
             raise OrderMismatch(
                 f"DataParallel: this rank alone may have the new parameters {', '.join(new)}; add "
-                f"or replace parameters on all ranks before the same forward pass: {error}"
+                f"or replace parameters on all ranks before the same forward pass: {error}",
+                ranks=error.ranks,
             ) from error
 
     def _leave(self, key: str) -> None:
