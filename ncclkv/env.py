@@ -84,14 +84,14 @@ def _text(name: str) -> str:
     return os.environ.get(name, "")
 
 
-def _number(name: str) -> int | None:
+def _int(name: str) -> int | None:
     """Return a variable as a whole number; None if it is unset or no number."""
-    return launchers.number(_text(name))
+    return launchers.as_int(_text(name))
 
 
 def _count(name: str, minimum: int = 0) -> int | None:
     """Return a variable as a whole number of at least `minimum`; None if it is unset."""
-    text, found = _text(name), _number(name)
+    text, found = _text(name), _int(name)
     if text and (found is None or found < minimum):
         raise LaunchError(
             f"{name}={text!r} is not a whole number of at least {minimum}; set one, or unset it"
@@ -168,7 +168,7 @@ def alone() -> bool:
 
 def launcher_connection() -> int | None:
     """Return the descriptor of a rank's connection to MPICH's mpirun; None if there is none."""
-    return _number("PMI_FD")
+    return _int("PMI_FD")
 
 
 def launched_without_size() -> bool:
@@ -178,7 +178,7 @@ def launched_without_size() -> bool:
 
 def other_rank() -> str:
     """Return the variable by which a launcher calls this process a later rank, with its value."""
-    later = (name for name in launchers.RANK_ONLY if _number(name))
+    later = (name for name in launchers.RANK_ONLY if _int(name))
     return next((f"{name}={_text(name)}" for name in later), "")
 
 
@@ -187,8 +187,8 @@ def timeout(given: Any = None) -> float:
     if given is None:
         usual = DEFAULT_TIMEOUT
         return _seconds("NCCLKV_TIMEOUT", f" for the default of {usual:g}") or usual
-    number = isinstance(given, Real) and not isinstance(given, bool)
-    if not (number and 0 < given <= LONGEST):
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    if not (is_number and 0 < given <= LONGEST):
         raise UsageError(f"timeout={given!r} is not a number of seconds; give one above 0")
     return float(given)
 
@@ -213,7 +213,7 @@ _LOCAL = (
 
 def local_place() -> tuple[int | None, int | None]:
     """Return the number of ranks on this host, and this one among them; None where unknown."""
-    found = ((_number(size), _number(rank)) for size, rank in _LOCAL)
+    found = ((_int(size), _int(rank)) for size, rank in _LOCAL)
     return next((each for each in found if None not in each), (None, None))
 
 
@@ -226,7 +226,7 @@ def split_node(ranks: Sequence[int], rank: int) -> list[int]:
     """Return the ranks that form one node with `rank`, out of the `ranks` of its machine."""
     ranks = list(ranks)
     # `check` refuses a wrong value, on all ranks.
-    limit = _number("NCCLKV_RANKS_PER_NODE") or len(ranks)
+    limit = _int("NCCLKV_RANKS_PER_NODE") or len(ranks)
     first = ranks.index(rank) // limit * limit
     return ranks[first : first + limit]
 

@@ -115,7 +115,7 @@ class Started(NamedTuple):
         return self.role in ("server", "scheduler")
 
 
-def number(text: str) -> int | None:
+def as_int(text: str) -> int | None:
     """Return a text as a whole number; None if it is none."""
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
@@ -130,10 +130,10 @@ def started_by(rows: Iterable[Launcher], environment: Mapping[str, str]) -> Iter
     (2, 1)
     """
     for launcher in rows:
-        size = number(environment.get(launcher.size, ""))
+        size = as_int(environment.get(launcher.size, ""))
         if size is not None and (not launcher.mark or environment.get(launcher.mark)):
             text = environment.get(launcher.rank, "")
-            rank = number(text)
+            rank = as_int(text)
             role = text if rank is None else ""
             yield Started(launcher, size, rank, role, _hosts(launcher, size, environment))
 
@@ -147,7 +147,7 @@ def protocol(environment: Mapping[str, str]) -> str:
 
 def _hosts(launcher: Launcher, size: int, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return a name for each of several hosts, with its number of processes."""
-    local = number(environment.get(launcher.local_size, ""))
+    local = as_int(environment.get(launcher.local_size, ""))
     if not local or size <= local:
         return ()
     first = environment.get(launcher.address) or "HOST1"

@@ -63,20 +63,20 @@ def view(x: Any, what: str, *, write: bool) -> NDArray[Any]:
 
 
 @contextmanager
-def on_stream(number: int, stream: Any) -> Iterator[None]:
+def on_stream(device_id: int, stream: Any) -> Iterator[None]:
     """Make a device and a stream of it current, for this thread in a ``with`` block.
 
     Parameters
     ----------
-    number : int
+    device_id : int
         The device.
     stream : cupy.cuda.Stream or ForeignStream
     """
     cuda = _cupy().cuda
-    device = cuda.Device(number)
+    device = cuda.Device(device_id)
     # CuPy refuses a stream while another device is current.
     with device:
-        before = cuda.get_current_stream(number)
+        before = cuda.get_current_stream(device_id)
         if isinstance(stream, ForeignStream):
             stream = cuda.Stream.from_external(stream)
         try:
@@ -85,15 +85,15 @@ def on_stream(number: int, stream: Any) -> Iterator[None]:
         finally:
             # CuPy has made the stream of the enclosing `with` block current.  A stream that the
             # program chose with `use` would be lost, and with it the order of its kernels.
-            if cuda.get_current_stream(number) is not before:
+            if cuda.get_current_stream(device_id) is not before:
                 device.use()
                 before.use()
 
 
-def on_torch_stream(number: int) -> AbstractContextManager[None]:
+def on_torch_stream(device_id: int) -> AbstractContextManager[None]:
     """Make torch's current stream of a device CuPy's, for this thread in a ``with`` block."""
     # torch keeps its streams to the end of the process.
-    return on_stream(number, ForeignStream(_torch_stream(number)))
+    return on_stream(device_id, ForeignStream(_torch_stream(device_id)))
 
 
 @contextmanager
@@ -154,13 +154,13 @@ def left() -> int | None:
 
 def _tensor(x: Any, what: str) -> NDArray[Any]:
     """View a torch tensor; refuse it if torch's and CuPy's current streams there differ."""
-    number = x.device.index
-    stream = _torch_stream(number)
-    if _cupy().cuda.get_current_stream(number).ptr != stream:
+    device_id = x.device.index
+    stream = _torch_stream(device_id)
+    if _cupy().cuda.get_current_stream(device_id).ptr != stream:
         raise UsageError(
-            f"{what}: torch's current stream of device {number} is not CuPy's, on which the store "
-            f"would use this tensor; call it inside: with cupy.cuda.Stream.from_external("
-            f"torch.cuda.current_stream({number}))"
+            f"{what}: torch's current stream of device {device_id} is not CuPy's, on which the "
+            f"store would use this tensor; call it inside: with cupy.cuda.Stream.from_external("
+            f"torch.cuda.current_stream({device_id}))"
         )
     try:
         array: NDArray[Any] = _cupy().from_dlpack(x)
@@ -172,9 +172,9 @@ def _tensor(x: Any, what: str) -> NDArray[Any]:
     return array
 
 
-def _torch_stream(number: int) -> int:
+def _torch_stream(device_id: int) -> int:
     """Return the address of torch's current stream of a device."""
-    stream: int = sys.modules["torch"].cuda.current_stream(number).cuda_stream
+    stream: int = sys.modules["torch"].cuda.current_stream(device_id).cuda_stream
     return stream
 
 

@@ -61,10 +61,10 @@ class File(NamedTuple):
     pieces: tuple[Piece, ...] = ()
 
 
-def file_name(number: int, rank: int | None = None) -> str:
+def file_name(index: int, rank: int | None = None) -> str:
     """Return the name of a file; `rank` is the writer if several ranks write."""
     writer = "" if rank is None else f"-of-rank-{rank}"
-    return f"tensors-{number:04}{writer}.safetensors"
+    return f"tensors-{index:04}{writer}.safetensors"
 
 
 def rows(files: Iterable[File]) -> list[dict[str, Any]]:

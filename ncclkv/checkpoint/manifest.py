@@ -52,7 +52,7 @@ _FORM = {
     "run": str,
 }
 _OWNED = {"states": list, "owners": list}
-_OPTIMIZER = {"class": str, "configured": bool, "numbers": dict, "factors": ANY}
+_OPTIMIZER = {"class": str, "configured": bool, "hyperparameters": dict, "factors": ANY}
 
 
 class SavedKey(NamedTuple):
@@ -80,7 +80,7 @@ class OptimizerManifest(NamedTuple):
     kind : str
         Name of the optimizer's class.
     config : dict or None
-        Its numbers, and dicts of factors by key; None in a checkpoint that has none.
+        Its hyperparameters, and dicts of factors by key; None in a checkpoint that has none.
     """
 
     kind: str
@@ -203,7 +203,7 @@ def _optimizer_to_plain(kind: str, config: dict[str, Any] | None) -> dict[str, A
     return {
         "class": kind,
         "configured": config is not None,
-        "numbers": {name: x for name, x in items if not isinstance(x, dict)},
+        "hyperparameters": {name: x for name, x in items if not isinstance(x, dict)},
         "factors": [[name, list(x.items())] for name, x in items if isinstance(x, dict)],
     }
 
@@ -285,11 +285,11 @@ def _key(index: int, row: dict[str, Any]) -> SavedKey:
 
 
 def _optimizer(made: Any) -> OptimizerManifest:
-    """Return an optimizer; its class checks the numbers itself."""
+    """Return an optimizer; its class checks the hyperparameters itself."""
     check_form(made, _OPTIMIZER, "optimizer")
-    config = dict(made["numbers"])
-    if any(type(number) not in _NUMBERS for number in config.values()):
-        raise DamagedCheckpoint("optimizer.numbers holds a list or an object")
+    config = dict(made["hyperparameters"])
+    if any(type(value) not in _NUMBERS for value in config.values()):
+        raise DamagedCheckpoint("optimizer.hyperparameters holds a list or an object")
     for name, pairs in by_key(made["factors"], "optimizer.factors").items():
         config[str(name)] = by_key(pairs, f"{name!r:.60} of optimizer.factors")
     return OptimizerManifest(made["class"], config if made["configured"] else None)

@@ -62,8 +62,8 @@ def _check(value: Any, what: str) -> None:
                 )
             _check(item, f"{what}[{key!r}]")
     elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            _check(item, f"{what}[{number}]")
+        for index, item in enumerate(value):
+            _check(item, f"{what}[{index}]")
     elif isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{what} is {value!r}, which JSON cannot hold; give a finite number")
     elif isinstance(value, int) and value.bit_length() > 3 * _DIGITS:

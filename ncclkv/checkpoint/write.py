@@ -113,8 +113,8 @@ def write_files(
     OSError
     """
     files = []
-    for number, batch in enumerate(batches(arrays, lambda item: item[1].nbytes, FILE_BYTES)):
-        name = file_name(number, rank)
+    for index, batch in enumerate(batches(arrays, lambda item: item[1].nbytes, FILE_BYTES)):
+        name = file_name(index, rank)
         blob = encode({of if isinstance(of, str) else of.name: array for of, array in batch})
         _write_file(folder, name, blob)
         pieces = tuple(of for of, _ in batch if isinstance(of, Piece))

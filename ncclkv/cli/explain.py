@@ -63,10 +63,10 @@ class Rank:
         """Describe its last call."""
         if not self.calls:
             return "no call of it is known"
-        number = max(self.calls)
-        call = self.calls[number]
+        index = max(self.calls)
+        call = self.calls[index]
         inside = f"; it waited in {self.other_wait}" if self.other_wait else ""
-        return f"its last call was number {number}, {call.text}, at {call.seconds:.3f} s{inside}"
+        return f"its last call was number {index}, {call.text}, at {call.seconds:.3f} s{inside}"
 
 
 class Store(NamedTuple):
@@ -149,10 +149,10 @@ def merge(contents: Sequence[Mapping[str, Any]]) -> Store:
     size = max(int(content["size"]) for content in contents)
     ranks = {rank: Rank(f"rank {rank}") for rank in range(size)}
     for content in contents:
-        for number, member in enumerate(content.get("ranks", ())):
-            ranks[number].name = f"rank {number} on {member['host']} (pid {int(member['pid'])})"
-        for number, report in content.get("others", {}).items():
-            _add(ranks[int(number)], report)
+        for index, member in enumerate(content.get("ranks", ())):
+            ranks[index].name = f"rank {index} on {member['host']} (pid {int(member['pid'])})"
+        for index, report in content.get("others", {}).items():
+            _add(ranks[int(index)], report)
     for content in contents:
         own = ranks[int(content["rank"])]
         own.name = f"rank {content['rank']} on {content['host']} (pid {int(content['pid'])})"
@@ -182,8 +182,8 @@ def _add(rank: Rank, report: Mapping[str, Any]) -> None:
 def explain(store: Store) -> list[str]:
     """Describe the causes, the errors and the last calls of a store, in lines."""
     ranks = store.ranks
-    files = [number for number, rank in ranks.items() if rank.error is not None]
-    without = [number for number in ranks if number not in files]
+    files = [index for index, rank in ranks.items() if rank.error is not None]
+    without = [index for index in ranks if index not in files]
     missing = f"; none of {format_ranks(without)}" if without else ""
     first, *others = [*_causes(ranks)] or ["no cause is in these files; the errors are below"]
     raised = [(*rank.error, rank.name) for rank in ranks.values() if rank.error]
@@ -214,30 +214,30 @@ def _causes(ranks: Mapping[int, Rank]) -> Iterator[str]:
 
 def _difference(ranks: Mapping[int, Rank]) -> Iterator[str]:
     """Describe the first call in which the ranks differ, if the files show a difference."""
-    for number in sorted({number for rank in ranks.values() for number in rank.calls}):
+    for index in sorted({index for rank in ranks.values() for index in rank.calls}):
         groups: dict[tuple[int, ...], list[int]] = {}
         for each, rank in ranks.items():
-            if number in rank.calls:
-                groups.setdefault(rank.calls[number].codes, []).append(each)
+            if index in rank.calls:
+                groups.setdefault(rank.calls[index].codes, []).append(each)
         if len(groups) > 1:
             # The largest group first: the last group is the outlier.
             largest_first = sorted(groups.values(), key=len, reverse=True)
-            texts = [_describe(ranks, group, number) for group in largest_first]
-            yield f"the ranks differ in call {number}: {', but '.join(texts)}"
+            texts = [_describe(ranks, group, index) for group in largest_first]
+            yield f"the ranks differ in call {index}: {', but '.join(texts)}"
             return
 
 
-def _describe(ranks: Mapping[int, Rank], group: Sequence[int], number: int) -> str:
+def _describe(ranks: Mapping[int, Rank], group: Sequence[int], index: int) -> str:
     """Describe equal calls of ranks, perhaps from several lines of the program."""
-    texts = dict.fromkeys(ranks[rank].calls[number].text for rank in group)
+    texts = dict.fromkeys(ranks[rank].calls[index].text for rank in group)
     return f"{format_ranks(group)} called {' or '.join(texts)}"
 
 
 def _missing(ranks: Mapping[int, Rank]) -> Iterator[str]:
     """Describe ranks that others waited for and that waited for no rank themselves."""
     awaited = {each for rank in ranks.values() for each in rank.waits}
-    for number in sorted(awaited & {*ranks}):
-        if not ranks[number].waits:
-            waiting = [each for each, rank in ranks.items() if number in rank.waits]
-            missing = ranks[number]
+    for index in sorted(awaited & {*ranks}):
+        if not ranks[index].waits:
+            waiting = [each for each, rank in ranks.items() if index in rank.waits]
+            missing = ranks[index]
             yield f"{format_ranks(waiting)} waited for {missing.name}; {missing.last}"

@@ -111,7 +111,7 @@ class Job:
 
     def __init__(self, start: Start) -> None:
         places = start.places or [""] * start.ranks
-        self._ranks = {number: Rank(number, place=places[number]) for number in range(start.ranks)}
+        self._ranks = {rank: Rank(rank, place=places[rank]) for rank in range(start.ranks)}
         self._start = start
         self._selector = selectors.DefaultSelector()
         self._connections = Connections(start.ranks, start.port, self._selector, self._take)
@@ -137,7 +137,7 @@ class Job:
     def run(self) -> Outcome:
         """Run the job, once.  Signals that would end this process end the job instead."""
         before = {
-            number: signal.signal(number, self._note_signal) for number in (*_ENDING, *_PASSED_ON)
+            signum: signal.signal(signum, self._note_signal) for signum in (*_ENDING, *_PASSED_ON)
         }
         adopt()
         spared = children()
@@ -162,8 +162,8 @@ class Job:
             self._status.close()
             self._connections.close()
             self._selector.close()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
 
     def _start_launcher(self) -> subprocess.Popen[bytes]:
         """Start the launcher in a new session, whose process group can be killed at once."""
@@ -204,14 +204,14 @@ class Job:
         """Return whether the launcher and the remaining ranks must be ended now."""
         now = concurrency.monotonic()
         while self._signals:
-            number = self._signals.pop(0)
-            if number in _PASSED_ON:
-                self._connections.send(wire.SIGNAL, b"%d" % number)
+            signum = self._signals.pop(0)
+            if signum in _PASSED_ON:
+                self._connections.send(wire.SIGNAL, b"%d" % signum)
                 continue
             if self._interrupted_by is not None:  # a second signal ends the job at once
                 return True
-            self._interrupted_by = number
-            os.killpg(process.pid, number)
+            self._interrupted_by = signum
+            os.killpg(process.pid, signum)
             self._limit = now + _INTERRUPTED_SECONDS
         self._silence.look(self._ranks.values(), self._seconds())
         self._status.look()
@@ -251,9 +251,9 @@ class Job:
         for rank in self._ranks.values():
             rank.killed = not rank.over
         self._connections.send(wire.KILL)
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for signum in (signal.SIGTERM, signal.SIGKILL):
             if process.poll() is None:
-                os.killpg(process.pid, number)
+                os.killpg(process.pid, signum)
             limit = concurrency.monotonic() + _KILL_SECONDS
             while self._still_runs(process) and concurrency.monotonic() < limit:
                 self._read(_POLL_SECONDS)
@@ -277,21 +277,21 @@ class Job:
             stream.end()
         self._output.end()
 
-    def _note_signal(self, number: int, frame: FrameType | None = None) -> None:
-        self._signals.append(number)
+    def _note_signal(self, signum: int, frame: FrameType | None = None) -> None:
+        self._signals.append(signum)
 
     def _seconds(self) -> float:
         return concurrency.monotonic() - self._start_time
 
-    def _take(self, number: int, kind: bytes, data: bytes) -> None:
+    def _take(self, index: int, kind: bytes, data: bytes) -> None:
         """Process a frame of a rank's supervisor, or the end of its connection."""
         if kind in (wire.OUT, wire.ERR):
-            self._output.feed(number, kind, data)
+            self._output.feed(index, kind, data)
             return
         if kind == wire.PAGES:
-            self._status.take(number, data)
+            self._status.take(index, data)
             return
-        rank = self._ranks[number]
+        rank = self._ranks[index]
         is_first = not self._failed()
         text = data.decode(errors="replace")
         if kind == wire.MASTER:

@@ -67,8 +67,8 @@ def mpirun_on_path(library: mpi.Library) -> Iterator[Row]:
 def _shown(version: str) -> str:
     """Return the name and the number in the version text of an mpirun."""
     lines = [line.strip() for line in version.splitlines() if line.strip()]
-    number = next((line.split()[-1] for line in lines if line.startswith("Version:")), "")
-    return f"HYDRA {number}" if "HYDRA" in version else lines[0]
+    release = next((line.split()[-1] for line in lines if line.startswith("Version:")), "")
+    return f"HYDRA {release}" if "HYDRA" in version else lines[0]
 
 
 def shared_memory(ranks_here: int) -> Row:

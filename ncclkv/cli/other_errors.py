@@ -38,16 +38,16 @@ def _format(groups: Iterable[list[tuple[Rank, str]]]) -> Iterator[str]:
     """Yield a line for each group of equal errors."""
     for group in groups:
         rank, line = group[0]
-        numbers = {each.number for each, _ in group}
-        if len(numbers) == 1:
-            yield f"  [{rank.number}] {line}"
+        indices = {each.index for each, _ in group}
+        if len(indices) == 1:
+            yield f"  [{rank.index}] {line}"
         else:
-            yield f"  {format_ranks(numbers)}: {_without_rank(rank, line)}"
+            yield f"  {format_ranks(indices)}: {_without_rank(rank, line)}"
 
 
 def _without_rank(rank: Rank, line: str) -> str:
     """Return a rank's line in words that other ranks may use, too."""
-    number = rank.number
-    line = re.sub(rf"^ncclkv: rank {number}( of \d+)?( on \S+ \(pid \d+\))? ", "", line)
-    line = re.sub(rf"\brank {number} of \d+: ", "", line)
-    return re.sub(rf"\brank {number}\b", "this rank", line)
+    index = rank.index
+    line = re.sub(rf"^ncclkv: rank {index}( of \d+)?( on \S+ \(pid \d+\))? ", "", line)
+    line = re.sub(rf"\brank {index} of \d+: ", "", line)
+    return re.sub(rf"\brank {index}\b", "this rank", line)

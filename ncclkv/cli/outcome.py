@@ -92,7 +92,7 @@ class Rank:
         All lines of its stderr that ncclkv wrote.
     """
 
-    number: int
+    index: int
     host: str = ""
     pid: int = 0
     code: int | None = None
@@ -187,7 +187,7 @@ class Rank:
         if self.code == -signal.SIGABRT:
             for line in self.errors:
                 match = _FAILED.match(line)
-                if match and match.group(1) == str(self.number):
+                if match and match.group(1) == str(self.index):
                     return match.group(2)
         return ""
 
@@ -226,7 +226,7 @@ class Rank:
 
     def __str__(self) -> str:
         where = f" on {self.host} (pid {self.pid})" if self.host else ""
-        return f"rank {self.number}{where}"
+        return f"rank {self.index}{where}"
 
 
 class Outcome(NamedTuple):

@@ -67,31 +67,31 @@ class Output:
         for lines in self._lines.values():
             lines.end()
 
-    def _write(self, number: int, data: bytes) -> None:
+    def _write(self, descriptor: int, data: bytes) -> None:
         """Write to a stream of this process."""
         while data:
             try:
-                data = data[os.write(number, data) :]
+                data = data[os.write(descriptor, data) :]
             except BlockingIOError:  # a terminal that a launcher has made non-blocking
-                select.select([], [number], [])
+                select.select([], [descriptor], [])
             except OSError as error:  # such as a closed pipe, or a file on a full disk
                 self._stop()
                 if not isinstance(error, BrokenPipeError) and not self._reported:
                     self._reported = True
-                    name, other = ("stdout", ERR) if number == 1 else ("stderr", OUT)
+                    name, other = ("stdout", ERR) if descriptor == 1 else ("stderr", OUT)
                     self.between(other, f"ncclkv run: {name} cannot be written: {error}")
                 return
 
 
 def open_missing_streams() -> None:
     """Open the null device for each closed standard stream, whose number a socket would get."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
-            os.set_inheritable(number, True)
-            null = FileIO(number, "r" if number == 0 else "w", closefd=False)
+            os.set_inheritable(descriptor, True)
+            null = FileIO(descriptor, "r" if descriptor == 0 else "w", closefd=False)
             setattr(sys, name, TextIOWrapper(null))
 
 

@@ -45,8 +45,8 @@ def become(
     signal.set_wakeup_fd(-1)
     # Without this the command outlives a supervisor that is killed.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number, stream in streams.items():
-        os.dup2(stream, number)
+    for descriptor, stream in streams.items():
+        os.dup2(stream, descriptor)
     os.set_inheritable(events, True)
     pipe = {notify.PIPE: f"{events}:{os.fstat(events).st_ino}"}
     variables = env.for_ranks({**settings, **pipe}, unless_set)

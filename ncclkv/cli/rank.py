@@ -128,17 +128,17 @@ class Supervisor:
     ) -> None:
         """Start the command with pipes as its streams, or with those of this process."""
         outs = {1: wire.OUT, 2: wire.ERR} if self._link is not None else {}
-        pipes = {number: os.pipe() for number in outs}
+        pipes = {descriptor: os.pipe() for descriptor in outs}
         events, events_sink = os.pipe()
         os.set_blocking(events_sink, False)
         self._child = os.fork()
         if self._child == 0:
-            sinks = {number: pipe[1] for number, pipe in pipes.items()}
+            sinks = {descriptor: pipe[1] for descriptor, pipe in pipes.items()}
             process.become(command, sinks, events_sink, settings, unless_set)
         os.close(events_sink)
-        for number, (source, sink) in pipes.items():
+        for descriptor, (source, sink) in pipes.items():
             os.close(sink)
-            self._sources[source] = outs[number]
+            self._sources[source] = outs[descriptor]
         self._sources[events] = wire.EVENT
         self._send(wire.BEGAN, f"{self._child} {os.uname().nodename}".encode())
 
@@ -244,8 +244,8 @@ def main(options: Set[str], address: str, command: list[str]) -> int:
     alone = ALONE in options
     rank = 0 if alone else env.launched_rank() or 0
     # Launchers signal all processes of a rank: the command decides whether it ends.
-    for number in process.OF_THE_COMMAND:
-        signal.signal(number, signal.SIG_IGN)
+    for signum in process.OF_THE_COMMAND:
+        signal.signal(signum, signal.SIG_IGN)
     descendants.adopt()
     link = None
     try:

@@ -57,7 +57,7 @@ def reports(rank: int, clock: int, places: Iterable[Place], pages: Iterable[byte
 
 def table(ranks: Sequence[Rank], known: dict[int, list[Report]]) -> str:
     """Return the table of ranks; a rank without an entry in `known` has not answered."""
-    rows = [_COLUMNS, *(_row(rank, known.get(rank.number)) for rank in ranks)]
+    rows = [_COLUMNS, *(_row(rank, known.get(rank.index)) for rank in ranks)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     return "\n".join(
         "  ".join(
@@ -70,7 +70,7 @@ def table(ranks: Sequence[Rank], known: dict[int, list[Report]]) -> str:
 
 def _row(rank: Rank, found: list[Report] | None) -> tuple[str, ...]:
     """Return the cells of a rank."""
-    name = str(rank.number), rank.host or rank.place, str(rank.pid or "")
+    name = str(rank.index), rank.host or rank.place, str(rank.pid or "")
     if not rank.began:
         return (*name, "not begun", "", "", "")
     if rank.over:

@@ -34,7 +34,7 @@ def report(outcome: Outcome, attempt: str) -> str:
     lines = [headline + _describe_end(first, outcome)]
     if first.last:
         lines += ["its last lines of stderr:"]
-        lines += [f"  [{first.number}] {line}" for line in first.last]
+        lines += [f"  [{first.index}] {line}" for line in first.last]
     lines += _describe_silent(outcome, first)
     others = [rank for rank in outcome.ranks.values() if rank is not first]
     errors = other_errors.describe(others)
@@ -89,7 +89,7 @@ def _describe_end(rank: Rank, outcome: Outcome) -> str:
 
 def _format(ranks: Iterable[Rank]) -> str:
     """List the numbers of ranks."""
-    return format_ranks([rank.number for rank in ranks])
+    return format_ranks([rank.index for rank in ranks])
 
 
 def _describe_launcher(outcome: Outcome) -> str:
@@ -106,8 +106,8 @@ def _describe_silent(outcome: Outcome, first: Rank) -> Iterator[str]:
     """Describe stopped and ended ranks that the others may have waited for."""
     for rank in outcome.ranks.values():
         if rank.stopped is not None:
-            number, seconds = rank.stopped
-            name = signal.Signals(number).name
+            signum, seconds = rank.stopped
+            name = signal.Signals(signum).name
             yield f"{rank} was stopped by {name} {seconds:.1f} s after the start and not continued"
         if rank.code == 0 and rank is not first and rank.ended < (first.failed() or 0.0):
             yield f"{rank} had ended with exit code 0, {rank.ended:.1f} s after the start"

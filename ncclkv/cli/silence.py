@@ -36,8 +36,8 @@ class Silence:
         for rank in ranks:
             stopped = _stopped_parent(rank.pid) if rank.host == here and not rank.over else 0
             if not stopped:
-                self._since.pop(rank.number, None)
-            elif seconds - self._since.setdefault(rank.number, seconds) > self._limit:
+                self._since.pop(rank.index, None)
+            elif seconds - self._since.setdefault(rank.index, seconds) > self._limit:
                 rank.failure = rank.failure or (_describe(stopped, self._limit), seconds)
 
 

@@ -80,24 +80,24 @@ class StatusSocket:
         self._pieces.clear()
         self._known.clear()
         for rank in self._ranks.values():
-            places = self._asked[rank.number] = [*rank.pages.values()]
+            places = self._asked[rank.index] = [*rank.pages.values()]
             request = "\n".join(map(str, places)).encode()
-            if not rank.over and self._connections.send_to(rank.number, wire.LOOK, request):
-                self._pieces[rank.number] = bytearray()
+            if not rank.over and self._connections.send_to(rank.index, wire.LOOK, request):
+                self._pieces[rank.index] = bytearray()
 
-    def take(self, number: int, piece: bytes) -> None:
+    def take(self, index: int, piece: bytes) -> None:
         """Take a piece of the pages of a rank; the last one is empty."""
-        if number not in self._pieces:
+        if index not in self._pieces:
             return
         if piece:
-            self._pieces[number] += piece
+            self._pieces[index] += piece
             return
         from ncclkv.cli.ranks_now import reports  # with NumPy, which a runner needs only here
 
-        data = bytes(self._pieces.pop(number))
+        data = bytes(self._pieces.pop(index))
         with suppress(ValueError):
             clock, pages = memory.unpack(data)
-            self._known[number] = reports(number, clock, self._asked[number], pages)
+            self._known[index] = reports(index, clock, self._asked[index], pages)
 
     def look(self) -> None:
         """Answer the clients if all ranks have answered, or the time is over."""

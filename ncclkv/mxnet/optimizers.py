@@ -30,14 +30,14 @@ class RoundedAdam(built_in.Adam):
 
 
 _ROUNDED = {"Adam": RoundedAdam}
-"""Classes in place of those of ncclkv, whose numbers are closer to MXNet's."""
+"""Classes in place of those of ncclkv, whose results are closer to MXNet's."""
 
 _ATTRIBUTES = {"AdaGrad": {"eps": "float_stable_eps"}}
 """MXNet's attributes that have not the names of their arguments, by optimizer."""
 
 
 class Followed:
-    """An optimizer of MXNet that the program may change, and ours with the same numbers.
+    """An optimizer of MXNet that the program may change, and ours with the same hyperparameters.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Followed:
         self.follow([*theirs.param_dict])
 
     def follow(self, key: Any) -> None:
-        """Give ours the numbers that MXNet's optimizer has now, with the factors of some keys.
+        """Give ours the hyperparameters of MXNet's optimizer, with the factors of some keys.
 
         Raises
         ------
@@ -115,7 +115,7 @@ class Followed:
         self._schedule.count(self.ours.num_update)
 
     def lead(self) -> None:
-        """Give MXNet's optimizer the numbers of ours, which a checkpoint has changed."""
+        """Give MXNet's optimizer the hyperparameters of ours, which a checkpoint has changed."""
         theirs, ours = self.optimizer, self.ours
         for name in COMMON:
             setattr(theirs, name, getattr(ours, name))
@@ -133,16 +133,16 @@ def _held(theirs: Any, name: str) -> str:
 
 
 def _own(theirs: Any, ours: Optimizer) -> dict[str, Any]:
-    """Return the numbers of MXNet's optimizer that not every optimizer has, by argument."""
+    """Return the hyperparameters of MXNet's optimizer that not every optimizer has, by argument."""
     names = [each for each in ours.hyperparameters if each not in ("learning_rate", *COMMON)]
     return {name: getattr(theirs, _held(theirs, name)) for name in names}
 
 
 def _common(theirs: Any) -> dict[str, Any]:
-    """Return the numbers that every optimizer has; MXNet clips nothing by a bound of 0 or less."""
-    numbers = {name: getattr(theirs, name) for name in COMMON}
-    bound = numbers["clip_gradient"]
-    return {**numbers, "clip_gradient": bound if bound and bound > 0 else None}
+    """Return what every optimizer has; MXNet clips nothing by a bound of 0 or less."""
+    common = {name: getattr(theirs, name) for name in COMMON}
+    bound = common["clip_gradient"]
+    return {**common, "clip_gradient": bound if bound and bound > 0 else None}
 
 
 def _converted(theirs: Any) -> Optimizer:
@@ -164,9 +164,9 @@ def _converted(theirs: Any) -> Optimizer:
         )
     schedule = converted_schedule(theirs.lr_scheduler)
     names = {*kind.hyperparameters} - {"learning_rate"}
-    numbers = {each: getattr(theirs, _held(theirs, each)) for each in names}
+    given = {each: getattr(theirs, _held(theirs, each)) for each in names}
     return kind(
-        **{**numbers, **_common(theirs)},
+        **{**given, **_common(theirs)},
         learning_rate=theirs.lr if schedule is None else None,
         lr_scheduler=schedule,
         begin_num_update=theirs.num_update,

@@ -67,18 +67,18 @@ class NCCLKV(mxnet.kvstore.KVStoreBase):  # type: ignore[misc]  # MXNet has no t
         self._store.broadcast(key, value, out, priority)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Push, with the numbers that MXNet's optimizer has now."""
+        """Push, with the hyperparameters that MXNet's optimizer has now."""
         with self._following(key):
             self._store.push(key, value, priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Push, then pull, with the numbers that MXNet's optimizer has now."""
+        """Push, then pull, with the hyperparameters that MXNet's optimizer has now."""
         with self._following(key):
             self._store.pushpull(key, value, out, priority)
 
     @contextmanager
     def _following(self, key: Any) -> Iterator[None]:
-        """Take the numbers of MXNet's optimizer before a push, and give it their count after it."""
+        """Take hyperparameters from MXNet's optimizer before a push; give it the count after it."""
         if self._followed is None:
             yield
             return
@@ -126,7 +126,7 @@ class NCCLKV(mxnet.kvstore.KVStoreBase):  # type: ignore[misc]  # MXNet has no t
         self._store.save_optimizer_states(fname, dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Take the optimizer's state, and its numbers if they were saved; collective."""
+        """Take the optimizer's state, and its hyperparameters if they were saved; collective."""
         self._store.load_optimizer_states(fname)
         if self._followed is not None:
             self._followed.lead()

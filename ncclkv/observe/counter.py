@@ -140,7 +140,7 @@ class Counter(Instrument):
     def metrics(self) -> dict[str, Any]:
         """Return the counts; see `KVStore.metrics`."""
         # A copy of each table: another thread may read while the store's thread counts.
-        buckets = sorted(self._buckets.copy().items(), key=_number)
+        buckets = sorted(self._buckets.copy().items(), key=_index)
         late, blocked = self._late.copy(), self._blocked.copy()
         return {
             "rank": self.rank,
@@ -155,8 +155,8 @@ class Counter(Instrument):
             "update_seconds": self._update_seconds,
             "waited_seconds": self._blocked_seconds,
             "buckets": {
-                "one-off" if number is None else str(number): _of_bucket(each)
-                for number, each in buckets
+                "one-off" if bucket is None else str(bucket): _of_bucket(each)
+                for bucket, each in buckets
             },
             "last": {
                 "sums": self._sums,
@@ -167,7 +167,7 @@ class Counter(Instrument):
         }
 
 
-def _number(item: tuple[int | None, Any]) -> int:
+def _index(item: tuple[int | None, Any]) -> int:
     """Return a number to sort buckets by, arrays without keys first."""
     return -1 if item[0] is None else item[0]
 

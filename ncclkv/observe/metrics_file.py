@@ -59,10 +59,10 @@ def _new(path: Path, rank: int) -> Lines:
     """Return a new file: the path itself for rank 0's first store, else one with a suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     stem = path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
-    number = 1
+    attempt = 1
     while True:
-        name = stem if number == 1 else stem.with_name(f"{stem.stem}.{number}{stem.suffix}")
+        name = stem if attempt == 1 else stem.with_name(f"{stem.stem}.{attempt}{stem.suffix}")
         try:
             return Lines(name)
         except FileExistsError:
-            number += 1
+            attempt += 1

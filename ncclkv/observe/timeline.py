@@ -84,10 +84,10 @@ def _visits(file: RankFile) -> Iterator[tuple[tuple[str, int, int], Visit]]:
     turns: dict[int, int] = {}
     for record in file.records:
         if record["event"] == PING:
-            number = record["number"]
-            turns[number] = turns.get(number, -1) + 1
+            index = record["index"]
+            turns[index] = turns.get(index, -1) + 1
             enter, leave = record["at"], record["at"] + record["seconds"]
-            yield (PING, number, turns[number]), Visit(clock, enter, leave)
+            yield (PING, index, turns[index]), Visit(clock, enter, leave)
     for seq, launch in launches.items():
         enter = launch["at"]
         done = completed.get(seq)
@@ -107,26 +107,26 @@ def timeline(files: Sequence[RankFile], clocks: dict[str, Offset]) -> dict[str, 
         each.header["at"] - clocks[each.header["clock"]].at(each.header["at"]) for each in files
     )
     events: list[Event] = []
-    numbers: dict[tuple[Any, ...], int] = {}
+    pids: dict[tuple[Any, ...], int] = {}
     for file in files:
         header = file.header
         process = header["host"], header["pid"], header["rank"]
-        number = numbers.setdefault(process, len(numbers))
-        events += _process(file, number, clocks[header["clock"]], start)
+        pid = pids.setdefault(process, len(pids))
+        events += _process(file, pid, clocks[header["clock"]], start)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"format": "ncclkv"}}
 
 
-def _process(file: RankFile, number: int, offset: Offset, start: float) -> Iterator[Event]:
+def _process(file: RankFile, pid: int, offset: Offset, start: float) -> Iterator[Event]:
     """Yield the events of one file."""
     header = file.header
     restart = f", restart {header['start']}" if header["start"] else ""
     name = f"rank {header['rank']} ({header['host']}, pid {header['pid']}{restart})"
-    yield _meta("process_name", number, 0, name=name)
-    yield _meta("process_sort_index", number, 0, sort_index=header["rank"])
+    yield _meta("process_name", pid, 0, name=name)
+    yield _meta("process_sort_index", pid, 0, sort_index=header["rank"])
     threads: dict[int, list[Event]] = {}
     others: dict[str, int] = {}
     for thread, event in _spans(file, others):
-        event["pid"], begin = number, event["ts"]
+        event["pid"], begin = pid, event["ts"]
         event["ts"] = 1e6 * (begin - offset.at(begin) - start)
         threads.setdefault(thread, []).append(event)
     names = {**_NAMES, **{each: f"verbs of thread {name}" for name, each in others.items()}}
@@ -135,8 +135,8 @@ def _process(file: RankFile, number: int, offset: Offset, start: float) -> Itera
         threads[_COLLECTIVES + lane] = events
         names[_COLLECTIVES + lane] = f"collectives {lane + 1}" if lane else "collectives"
     for thread, events in sorted(threads.items()):
-        yield _meta("thread_name", number, thread, name=f"{names[thread]} of {header['store']}")
-        yield _meta("thread_sort_index", number, thread, sort_index=thread)
+        yield _meta("thread_name", pid, thread, name=f"{names[thread]} of {header['store']}")
+        yield _meta("thread_sort_index", pid, thread, sort_index=thread)
         for event in _nested(events):
             yield {**event, "tid": thread}
 

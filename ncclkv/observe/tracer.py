@@ -154,9 +154,9 @@ class Tracer(Instrument):
     def closed(self) -> None:
         self.stop()
 
-    def ping(self, number: int, seconds: float) -> None:
+    def ping(self, index: int, seconds: float) -> None:
         """Add an exchange that no rank left before all ranks had entered it."""
-        self._add(PING, seconds, number=number)
+        self._add(PING, seconds, index=index)
 
 
 def _close(lines: Lines) -> None:

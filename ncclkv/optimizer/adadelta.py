@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ncclkv.optimizer.base import Checks, Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import fraction, not_negative
+from ncclkv.optimizer.hyperparameters import fraction, not_negative
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -70,5 +70,5 @@ class AdaDelta(Optimizer):
         self.epsilon = epsilon
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return rho, 1 - rho, epsilon and the common numbers."""
+        """Return rho, 1 - rho, epsilon and the common scalars."""
         return self.rho, 1 - self.rho, self.epsilon, *self.common_scalars(key)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ncclkv.optimizer.base import Checks, Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import not_negative
+from ncclkv.optimizer.hyperparameters import not_negative
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -59,5 +59,5 @@ class AdaGrad(Optimizer):
         self.eps = eps
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the learning rate, eps and the common numbers."""
+        """Return the learning rate, eps and the common scalars."""
         return self.learning_rate_of(key), self.eps, *self.common_scalars(key)

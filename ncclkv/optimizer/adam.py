@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ncclkv.optimizer.base import Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import MOMENTS
+from ncclkv.optimizer.hyperparameters import MOMENTS
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Adam(Optimizer):
         self.epsilon = epsilon
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the corrected learning rate, the rates of the means, and the common numbers."""
+        """Return the corrected learning rate, the rates of the means, and the common scalars."""
         beta1, beta2 = self.beta1, self.beta2
         correction = math.sqrt(1 - beta2**count) / (1 - beta1**count)
         rate = self.learning_rate_of(key) * correction

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ncclkv.optimizer.base import Checks, Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import fraction
+from ncclkv.optimizer.hyperparameters import fraction
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -69,6 +69,6 @@ class Adamax(Optimizer):
         self.beta2 = beta2
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the corrected learning rate, the decays, and the common numbers."""
+        """Return the corrected learning rate, the decays, and the common scalars."""
         rate = self.learning_rate_of(key) / (1 - self.beta1**count)
         return rate, self.beta1, 1 - self.beta1, self.beta2, *self.common_scalars(key)

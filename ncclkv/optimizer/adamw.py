@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ncclkv.optimizer.base import Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import MOMENTS
+from ncclkv.optimizer.hyperparameters import MOMENTS
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class AdamW(Optimizer):
         self.epsilon = epsilon
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the corrected learning rate, the rates of the means, and the common numbers."""
+        """Return the corrected learning rate, the rates of the means, and the common scalars."""
         beta1, beta2, rate = self.beta1, self.beta2, self.learning_rate_of(key)
         wd, *common = self.common_scalars(key)
         # sqrt(v / c) + epsilon = (sqrt(v) + epsilon * sqrt(c)) / sqrt(c)

@@ -13,7 +13,7 @@ from ncclkv.arguments import check_count, check_flag, check_length
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.errors import DTypeMismatch, ReadOnlyAttribute, UsageError
 from ncclkv.optimizer.common import OTHER_NAMES, Settings
-from ncclkv.optimizer.numbers import (
+from ncclkv.optimizer.hyperparameters import (
     checked_factors,
     checked_names,
     clipping_bound,
@@ -77,7 +77,7 @@ _CHECKS: Checks = {
 class Optimizer(ABC):
     """An optimizer that a store runs; names are MXNet's.
 
-    A subclass declares its `program`, its `states`, and in `scalars` the numbers of a key's update.
+    A subclass declares its `program`, its `states`, and in `scalars` those of a key's update.
     The store allocates the states, counts the updates and calls the kernels.  16-bit weights are
     updated in float32, with float32 states, and rounded once an update.
 
@@ -115,7 +115,7 @@ class Optimizer(ABC):
     Attributes
     ----------
     wd, rescale_grad, clip_gradient, lr_scheduler, begin_num_update
-        As given; an assignment takes effect at the next push.  All ranks must assign equal numbers.
+        As given; an assignment takes effect at the next push.  All ranks must assign equal values.
     clip_global_norm : float or None
         Another bound takes effect at the next push, but not a change from or to None.
     num_update : int
@@ -141,7 +141,7 @@ class Optimizer(ABC):
     complex_weights : bool
         Whether complex weights are updated, as pairs of real numbers.
     counted : bool
-        Whether `scalars` reads its `count`.  If not, pushes with equal numbers reuse a table.
+        Whether `scalars` reads its `count`.  Else equal hyperparameters reuse a table.
     decayed_names : tuple of str
         Ends of names to which MXNet applies the weight decay.
 
@@ -241,31 +241,31 @@ assign another schedule, or None, to lr_scheduler first
         self.__dict__["_assignments"] = self._assignments + 1
 
     def __repr__(self) -> str:
-        numbers = [f"{name}={value}" for name, value in self._numbers().items()]
-        return f"{type(self).__name__}({', '.join(numbers)})"
+        values = [f"{name}={value}" for name, value in self._hyperparameter_values().items()]
+        return f"{type(self).__name__}({', '.join(values)})"
 
-    def _numbers(self) -> dict[str, Any]:
+    def _hyperparameter_values(self) -> dict[str, Any]:
         """Return the arguments that make an equal optimizer; settings only if they are set."""
         scheduled = self.lr_scheduler is not None
-        numbers = {
+        values = {
             name: None if scheduled and name == "learning_rate" else getattr(self, name)
             for name in self.hyperparameters
         }
         if scheduled:
-            numbers["lr_scheduler"] = self.lr_scheduler
+            values["lr_scheduler"] = self.lr_scheduler
         if self.multi_precision:
-            numbers["multi_precision"] = True
+            values["multi_precision"] = True
         if self.clip_global_norm is not None:
-            numbers["clip_global_norm"] = self.clip_global_norm
+            values["clip_global_norm"] = self.clip_global_norm
         if self.begin_num_update:
-            numbers["begin_num_update"] = self.begin_num_update
-        return numbers
+            values["begin_num_update"] = self.begin_num_update
+        return values
 
     @property
     def learning_rate(self) -> float:
         """The present learning rate; with a schedule it is read-only.
 
-        An assignment takes effect at the next push.  All ranks must assign equal numbers.
+        An assignment takes effect at the next push.  All ranks must assign equal values.
         """
         try:
             return self.rate_at(self.num_update)
@@ -387,7 +387,7 @@ assign another schedule, or None, to lr_scheduler first
 
     @abstractmethod
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the row of numbers with which the program updates a key.
+        """Return the row of scalars with which the program updates a key.
 
         Keys with equal factors and counts must have equal rows: one row is computed for them.
 
@@ -418,20 +418,20 @@ assign another schedule, or None, to lr_scheduler first
             )
 
     def config(self) -> dict[str, Any]:
-        """Return all numbers that an update depends on, as plain values that ranks can compare.
+        """Return all hyperparameters of an update, as plain values that ranks can compare.
 
         Raises
         ------
         UsageError
             When `lr_mult` or `wd_mult` has an item that is not a finite number.
         """
-        numbers = self._numbers()
+        values = self._hyperparameter_values()
         if self.lr_scheduler is not None:
-            numbers["lr_scheduler"] = describe(self.lr_scheduler)
+            values["lr_scheduler"] = describe(self.lr_scheduler)
         by_key = {name: dict(self.__dict__[name].frozen(name)) for name in _BY_KEY}
         if not by_key["idx2name"]:
             del by_key["idx2name"]
-        return {"name": self.name, **numbers, **by_key}
+        return {"name": self.name, **values, **by_key}
 
     def learning_rate_of(self, key: Key) -> float:
         """Return the learning rate of a key."""
@@ -444,7 +444,7 @@ assign another schedule, or None, to lr_scheduler first
     def factors_of(self, key: Key) -> tuple[float, ...]:
         """Return the factors of a key's learning rate and weight decay.
 
-        A subclass may append numbers: keys with equal numbers have equal rows.
+        A subclass may append scalars: keys with equal scalars have equal rows.
         """
         name = self.idx2name.get(key, key) if isinstance(key, int) else key
         lr_mult, wd_mult = (

@@ -27,7 +27,7 @@ class CapturedUpdates:
     step : callable
         Returns a snapshot of the optimizer for the updates of given keys, as `FusedRule.step` does.
     counted : bool
-        Whether the numbers of an update depend on counts.
+        Whether the scalars of an update depend on counts.
     counts : UpdateCounts
     parts : sequence of (Bucket, int)
         All buckets that the step may update, each with the element from which updates count.

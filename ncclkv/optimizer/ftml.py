@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ncclkv.optimizer.base import Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import MOMENTS
+from ncclkv.optimizer.hyperparameters import MOMENTS
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class FTML(Optimizer):
         self.epsilon = epsilon
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the learning rate, the numbers of the means, and the common numbers."""
+        """Return the learning rate, the scalars of the means, and the common scalars."""
         beta1, beta2 = self.beta1, self.beta2
         means = beta1, 1 - beta1, beta2, 1 - beta2, self.epsilon
         biases = 1 - beta1**count, 1 - beta2**count

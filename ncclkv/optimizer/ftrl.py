@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ncclkv.optimizer.base import Checks, Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import not_negative
+from ncclkv.optimizer.hyperparameters import not_negative
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -70,5 +70,5 @@ class Ftrl(Optimizer):
         self.beta = beta
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the learning rate, lamda1, beta and the common numbers."""
+        """Return the learning rate, lamda1, beta and the common scalars."""
         return self.learning_rate_of(key), self.lamda1, self.beta, *self.common_scalars(key)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ncclkv.arguments import check_flag
 from ncclkv.optimizer.base import Checks, Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import MOMENTS, clipping_bound
+from ncclkv.optimizer.hyperparameters import MOMENTS, clipping_bound
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class LAMB(Optimizer):
         return self._bias_correction
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the learning rate, the rates of the means, both bounds, and the common numbers."""
+        """Return the learning rate, the rates of the means, both bounds, and the common scalars."""
         beta1, beta2 = self.beta1, self.beta2
         corrected, root = 1.0, 1.0
         if self.bias_correction:

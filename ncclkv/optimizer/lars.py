@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ncclkv.arguments import check_flag
 from ncclkv.optimizer.base import Checks, Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import not_negative
+from ncclkv.optimizer.hyperparameters import not_negative
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class LARS(Optimizer):
         return *super().factors_of(key), -1.0 if name.endswith(_NOT_ADAPTED) else self.eta
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the learning rate, the corrected momentum, eta, eps and the common numbers."""
+        """Return the learning rate, the corrected momentum, eta, eps and the common scalars."""
         momentum, before = self.momentum, self.rate_before
         if before:
             momentum *= self.learning_rate / before

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ncclkv.optimizer.base import Checks, Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import fraction
+from ncclkv.optimizer.hyperparameters import fraction
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -68,6 +68,6 @@ class Lion(Optimizer):
         self.beta2 = beta2
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the learning rate, the betas and the common numbers."""
+        """Return the learning rate, the betas and the common scalars."""
         betas = self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2
         return self.learning_rate_of(key), *betas, *self.common_scalars(key)

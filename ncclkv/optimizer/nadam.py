@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ncclkv.optimizer.base import Checks, Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import MOMENTS, not_negative
+from ncclkv.optimizer.hyperparameters import MOMENTS, not_negative
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Nadam(Optimizer):
         self.schedule_decay = schedule_decay
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the learning rate, the numbers of both means, and the common numbers."""
+        """Return the learning rate, the scalars of both means, and the common scalars."""
         beta1, beta2 = self.beta1, self.beta2
         now, ahead = (_momentum(beta1, self.schedule_decay, each) for each in (count, count + 1))
         product = _product(beta1, self.schedule_decay, count)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ncclkv.optimizer.base import Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import not_negative
+from ncclkv.optimizer.hyperparameters import not_negative
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -69,6 +69,6 @@ class NAG(Optimizer):
         return (State("momentum"),) if self.momentum else ()
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return learning rate, momentum, 1 + momentum, and the common numbers."""
+        """Return learning rate, momentum, 1 + momentum, and the common scalars."""
         rate = self.learning_rate_of(key)
         return rate, self.momentum, 1 + self.momentum, *self.common_scalars(key)

@@ -68,7 +68,7 @@ def set_config(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
 
 
 def _assign(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
-    """Assign the numbers that differ and can be assigned."""
+    """Assign the hyperparameters that differ and can be assigned."""
     present = optimizer.config()
     # First of all, because a learning rate can be assigned only without a schedule.
     schedule = config.get("lr_scheduler")

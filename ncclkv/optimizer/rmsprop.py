@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ncclkv.arguments import check_flag
 from ncclkv.optimizer.base import Checks, Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import clipping_bound, fraction, not_negative
+from ncclkv.optimizer.hyperparameters import clipping_bound, fraction, not_negative
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class RMSProp(Optimizer):
         return (square, State("mean"), State("delta")) if self.centered else (square,)
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return learning rate, gammas, epsilon, the bound, and the common numbers."""
+        """Return learning rate, gammas, epsilon, the bound, and the common scalars."""
         bound = -1.0 if self.clip_weights is None else self.clip_weights
         gammas = self.gamma1, 1 - self.gamma1, self.gamma2
         rate = self.learning_rate_of(key)

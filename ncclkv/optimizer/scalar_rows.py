@@ -1,6 +1,6 @@
-"""`ScalarRows`: the numbers of a bucket's update, a row for each run of keys with equal numbers.
+"""`ScalarRows`: the scalars of a bucket's update, a row for each run of keys with equal scalars.
 
-An optimizer's numbers may depend on `UpdateCounts`.
+An optimizer's scalars may depend on `UpdateCounts`.
 
 The kernels read a step as rows of float64, one for each run of keys with equal factors.  Rows are
 computed and copied again only after a number has changed.  Every rank counts every update, also
@@ -146,13 +146,13 @@ class RowLayout:
         rows: list[int] = []
         for entry in bucket.entries:
             key = entry.key
-            numbers = *optimizer.factors_of(key), offsets.get(key, 0)
-            if numbers not in groups:
-                groups[numbers] = len(groups)
+            factors = *optimizer.factors_of(key), offsets.get(key, 0)
+            if factors not in groups:
+                groups[factors] = len(groups)
                 self._keys.append(key)
-            if by_key or not rows or rows[-1] != groups[numbers]:
+            if by_key or not rows or rows[-1] != groups[factors]:
                 starts.append(entry.lo)
-                rows.append(groups[numbers])
+                rows.append(groups[factors])
         self._bounds = [start - origin for start in (*starts, bucket.count)]
         # The kernels update a complex number as two real numbers.
         self._width = 2 if bucket.dtype.kind == "c" else 1

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 from ncclkv.arguments import check_count, check_known, check_length
 from ncclkv.errors import UsageError
-from ncclkv.optimizer.numbers import finite
+from ncclkv.optimizer.hyperparameters import finite
 from ncclkv.tracebacks import public_init
 
 Schedule: TypeAlias = Callable[[int], float]

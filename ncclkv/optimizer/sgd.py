@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ncclkv.optimizer.base import Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import not_negative
+from ncclkv.optimizer.hyperparameters import not_negative
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -75,5 +75,5 @@ class SGD(Optimizer):
         return (State("momentum"),) if self.momentum else ()
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the learning rate, the momentum and the common numbers."""
+        """Return the learning rate, the momentum and the common scalars."""
         return self.learning_rate_of(key), self.momentum, *self.common_scalars(key)

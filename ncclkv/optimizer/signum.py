@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ncclkv.optimizer.base import Checks, Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import not_negative
+from ncclkv.optimizer.hyperparameters import not_negative
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Signum(Optimizer):
         return (State("momentum"),) if self.momentum else ()
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return learning rate, momentum, the factors of the weight, and the common numbers."""
+        """Return learning rate, momentum, the factors of the weight, and the common scalars."""
         rate, wd, share = self.learning_rate_of(key), self.wd_of(key), 1 - self.momentum
         decoupled = self.wd_lh if self.momentum else wd + self.wd_lh
         factors = share * wd, 1 - rate * decoupled

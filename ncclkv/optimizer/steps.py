@@ -1,4 +1,4 @@
-"""`Steps`: snapshots of an optimizer's numbers, a new one only after a number has changed."""
+"""`Steps`: snapshots of an optimizer's hyperparameters, a new one only after a change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Steps:
     ----------
     source : Optimizer
     config : dict
-        The numbers of the last step, as `Optimizer.config` returns them.
+        The hyperparameters of the last step, as `Optimizer.config` returns them.
     """
 
     def __init__(self, source: Optimizer) -> None:

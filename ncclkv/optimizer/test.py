@@ -53,5 +53,5 @@ class Test(Optimizer):
         super().__init__(learning_rate=learning_rate, **common)
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return the common numbers."""
+        """Return the common scalars."""
         return self.common_scalars(key)

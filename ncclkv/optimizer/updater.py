@@ -30,7 +30,7 @@ class Updater:
     Attributes
     ----------
     optimizer : Optimizer
-        Each call reads its numbers.
+        Each call reads its hyperparameters.
 
     Raises
     ------
@@ -121,10 +121,10 @@ class Updater:
         master = states.get(MASTER.name) if self.optimizer.multi_precision else None
         count = self._counts.get(key, 0) + 1
         before = self.optimizer.begin_num_update
-        number = max(self.optimizer.num_update, before + count)
-        step = self.optimizer.snapshot(number)
+        num_update = max(self.optimizer.num_update, before + count)
+        step = self.optimizer.snapshot(num_update)
         self._counts[key] = count
-        self.optimizer.count_updates(number)
+        self.optimizer.count_updates(num_update)
         flat = stored.reshape(-1)  # a copy, if the weight is not in C order
         weights = real_numbers(flat)
         arrays = (
@@ -212,8 +212,8 @@ class Updater:
         for item in given:
             key, name = (wanted | masters)[item]
             self._states[key][name] = np.array(state[item], order="C")
-        number = self.optimizer.begin_num_update + max(counts.values(), default=0)
-        self.optimizer.count_updates(number)
+        num_update = self.optimizer.begin_num_update + max(counts.values(), default=0)
+        self.optimizer.count_updates(num_update)
 
 
 @public

@@ -49,7 +49,7 @@ class CallLog:
         Whether ranks may push different keys; then pushes are not recorded.
     check : callable
         Called before each record if `missing_zeros`; refuses hyperparameters that cannot be sent.
-    numbers : callable
+    hyperparameters : callable
         Returns the hyperparameters of the last push, the same object until they change; or None.
 
     Attributes
@@ -64,14 +64,14 @@ class CallLog:
         comm: Communicator,
         registry: Registry,
         check: Callable[[], object],
-        numbers: Callable[[], Mapping[str, Any] | None],
+        hyperparameters: Callable[[], Mapping[str, Any] | None],
         *,
         missing_zeros: bool,
     ) -> None:
         self.disabled = comm.calls is None
         self._missing_zeros = missing_zeros
         self._check = check
-        self._numbers = numbers
+        self._hyperparameters = hyperparameters
         self._agreed: Mapping[str, Any] | None = None
         self._digest = comm.digest
         self._registry = registry
@@ -128,7 +128,7 @@ class CallLog:
             self._check()
             pushed = ()
         logged = logged or LoggedKeys()
-        if pushed and self._numbers() is not self._agreed:
+        if pushed and self._hyperparameters() is not self._agreed:
             logged, arguments = self._with_numbers(logged, pushed, read, arguments)
         digest, log = self._digest, self._log
         last, following = logged.last, None
@@ -149,19 +149,19 @@ class CallLog:
             following = log.append(call, digest.value)
         digest.value = following
 
-    def agree_numbers(self, numbers: Mapping[str, Any]) -> None:
+    def agree_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Note hyperparameters that all ranks have compared."""
-        if self._numbers() is not None:
-            self._agreed = numbers
+        if self._hyperparameters() is not None:
+            self._agreed = hyperparameters
 
     def _with_numbers(
         self, logged: LoggedKeys, pushed: Collection[Key], read: Sequence[Key], arguments: str
     ) -> tuple[LoggedKeys, str]:
         """Add hyperparameters that have changed since the last push to a call.
 
-        Ranks with other numbers would update other values; so the call's code has the numbers.
+        Ranks with other hyperparameters would update other values; so the call's code has them.
         """
-        found, before = self._numbers(), self._agreed or {}
+        found, before = self._hyperparameters(), self._agreed or {}
         self._agreed = found
         if found is None:
             return logged, arguments
@@ -202,5 +202,5 @@ class CallLog:
             The numbers that stand for the keys of the two calls.
         """
         keys = [spec.key for spec in self._registry]
-        numbers = {codes[key]: key for codes in (self._pushed, self._read) for key in keys}
-        return contract.differing_key(first, second, numbers)
+        keys_by_code = {codes[key]: key for codes in (self._pushed, self._read) for key in keys}
+        return contract.differing_key(first, second, keys_by_code)

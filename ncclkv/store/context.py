@@ -93,13 +93,15 @@ def open_context(name: str, comm: Communicator, options: Options) -> Context:
         with session.checks:
             engine.rule.step()
 
-    # With `update_on="root"` only the root's numbers count: a schedule may run there alone.
+    # With `update_on="root"` only the root's hyperparameters count: a schedule may run there alone.
     compares_numbers = placement.replicated or placement.divides
     # Each push asks for them: by a getter in C, because a function of Python costs more.
-    numbers = partial(attrgetter("rule.steps.config"), engine.updates)
+    hyperparameters = partial(attrgetter("rule.steps.config"), engine.updates)
     if not compares_numbers:
-        numbers = partial(attrgetter("config"), NO_STEPS)
-    calls = CallLog(comm, engine.layout.registry, check, numbers, missing_zeros=missing_zeros)
+        hyperparameters = partial(attrgetter("config"), NO_STEPS)
+    calls = CallLog(
+        comm, engine.layout.registry, check, hyperparameters, missing_zeros=missing_zeros
+    )
     memory_check = MemoryCheck(comm, engine.layout, session.checks)
     verify = None
     if options.verify_every and comm.size > 1:

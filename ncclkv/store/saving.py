@@ -175,14 +175,14 @@ class Saving(Component):
         kind = type(optimizer).__name__
         if not config:
             return OptimizerManifest(kind, None)
-        numbers = {}
-        for name, number in optimizer.config().items():
-            if isinstance(number, dict):  # factors by key, which are checked already
-                numbers[name] = {one_key(key): factor for key, factor in number.items()}
+        found = {}
+        for name, value in optimizer.config().items():
+            if isinstance(value, dict):  # factors by key, which are checked already
+                found[name] = {one_key(key): factor for key, factor in value.items()}
             else:
-                strict_json.check(number, f"{name} of {optimizer!r}")
-                numbers[name] = number
-        return OptimizerManifest(kind, numbers)
+                strict_json.check(value, f"{name} of {optimizer!r}")
+                found[name] = value
+        return OptimizerManifest(kind, found)
 
     def _arrays(self, manifest: Manifest) -> Iterator[tuple[str, Array]]:
         """Yield the values and states of all keys, of which this rank has all."""

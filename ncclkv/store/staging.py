@@ -105,14 +105,14 @@ class Staging:
             sizes = {n: prod(shape) for n, (own, shape) in enumerate(kind.forms) if own == dtype}
             memory = comm.allocate(sum(sizes.values()) * dtype.itemsize).view(dtype)
             stop = 0
-            for number, size in sizes.items():
+            for index, size in sizes.items():
                 start, stop = stop, stop + size
-                slots[number] = memory[start:stop]
+                slots[index] = memory[start:stop]
             self.sizes.append(memory.nbytes)
             if kind.op:
                 self.collectives.append(comm.reduction(memory, memory, kind.op))
                 self.collectives[-1].label = self.label
-        self.slots: Sequence[Array] = [slots[number] for number in range(len(slots))]
+        self.slots: Sequence[Array] = [slots[index] for index in range(len(slots))]
         # The code has all arrays, the text of a long list the first ones.
         self.logged = LoggedKeys(contract.text_code(kind.describe(len(kind.forms))))
         self.table: Any = None

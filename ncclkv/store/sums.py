@@ -69,4 +69,4 @@ def by_bucket(kv: KVStore, keys: Iterable[KeyT]) -> list[list[KeyT]]:
     groups: dict[int, list[KeyT]] = {}
     for key in keys:
         groups.setdefault(layout[key].state.bucket.index, []).append(key)
-    return [groups[number] for number in sorted(groups)]
+    return [groups[index] for index in sorted(groups)]

@@ -129,11 +129,11 @@ class Tracing(Component):
         roster = None if self._comm.calls is None else self._comm.calls.roster
         if roster is None or not all(member.traces for member in roster.members):
             return
-        for number in range(_PINGS):
+        for index in range(_PINGS):
             begin = concurrency.perf_counter()
             self._comm.control.barrier("a comparison of clocks")
             if self._first is not None:
-                self._first.ping(number, concurrency.perf_counter() - begin)
+                self._first.ping(index, concurrency.perf_counter() - begin)
 
     def compare_clocks_at_end(self) -> None:
         """Compare clocks before the store's close, which does not wait for a rank that has left."""

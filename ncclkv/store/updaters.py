@@ -56,7 +56,7 @@ class Updaters(Component):
                 return kept or rule, [*items, f"its state is kept: {kept is not None}"]
 
             self._use("set_optimizer", make, again=again)
-            self._calls.agree_numbers(config)
+            self._calls.agree_hyperparameters(config)
 
     def keep_sums(self) -> None:
         """Let all keys have sums alone, which stay in the gradients; the store has no keys yet."""

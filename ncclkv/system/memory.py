@@ -114,8 +114,8 @@ def _of_groups(root: Path) -> Iterator[MemoryLeft]:
 
 def _of_group(root: Path, group: Path, files: _Files) -> Iterator[MemoryLeft]:
     """Yield the memory that one group leaves; a group without a limit yields nothing."""
-    limit = _number(group / files.limit)
-    used = _number(group / files.used)
+    limit = _read_int(group / files.limit)
+    used = _read_int(group / files.used)
     if limit is None or used is None or limit >= _NO_LIMIT:
         return
     counts = dict(line.split(" ", 1) for line in _lines(group / "memory.stat") if " " in line)
@@ -126,7 +126,7 @@ def _of_group(root: Path, group: Path, files: _Files) -> Iterator[MemoryLeft]:
     )
 
 
-def _number(path: Path) -> int | None:
+def _read_int(path: Path) -> int | None:
     """Return the number in a file; None for other text, or without the file."""
     text = "".join(_lines(path)).strip()
     return int(text) if text.isdigit() else None

@@ -39,19 +39,19 @@ class Process:
 
     Parameters
     ----------
-    number : int
-        Its number in this process's namespace.
+    pid : int
+        Its id in this process's namespace.
     """
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._descriptor: int | None = None
 
     def has_ended(self) -> bool:
         """Return whether the process has ended, or is about to."""
         if self._descriptor is None:
             try:
-                self._descriptor = os.pidfd_open(self._number)
+                self._descriptor = os.pidfd_open(self._pid)
             except ProcessLookupError:
                 return True
             except (OSError, AttributeError):  # an old kernel, or no more descriptors
@@ -60,28 +60,28 @@ class Process:
         looked.register(self._descriptor, select.POLLIN)
         return bool(looked.poll(0))
 
-    def signal(self, number: int) -> None:
+    def signal(self, signum: int) -> None:
         """Send a signal, if the process still runs.
 
-        The descriptor protects a later process with the same number.  Kernels before 5.3 have no
-        descriptors, and the signal is sent to the number.
+        The descriptor protects a later process with the same id.  Kernels before 5.3 have no
+        descriptors, and the signal is sent to the id.
         """
         if self.has_ended():
             return
         with suppress(OSError):
             if self._descriptor is None:
-                os.kill(self._number, number)
+                os.kill(self._pid, signum)
             else:
-                signal.pidfd_send_signal(self._descriptor, number)
+                signal.pidfd_send_signal(self._descriptor, signum)
 
     def state(self) -> str:
         """Describe the process if it is stopped or has ended; else return an empty text."""
-        words = stat_of(self._number)
+        words = stat_of(self._pid)
         return _STATES.get(words[0], "") if words else "has ended"
 
     def end(self) -> str:
         """Describe its end, as long as the system keeps the exit code."""
-        words = stat_of(self._number)
+        words = stat_of(self._pid)
         code = int(words[_EXIT_CODE]) if len(words) > _EXIT_CODE and words[0] in "ZX" else None
         if not code:
             return "has ended"
@@ -91,15 +91,15 @@ class Process:
 
 
 @cache
-def process(number: int) -> Process:
-    """Return the process of a number; a single object each, since it holds a descriptor."""
-    return Process(number)
+def process(pid: int) -> Process:
+    """Return the process of an id; a single object each, since it holds a descriptor."""
+    return Process(pid)
 
 
-def stat_of(number: int) -> list[str]:
+def stat_of(pid: int) -> list[str]:
     """Return the words of ``/proc/PID/stat`` after the program's name; none after its end."""
     try:
-        text = Path(f"/proc/{number}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return []
     return text.rpartition(")")[2].split()

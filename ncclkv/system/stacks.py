@@ -33,7 +33,7 @@ def signal_here() -> int:
     return int(chosen)
 
 
-def show(number: int, signal_number: int) -> None:
+def show(pid: int, signum: int) -> None:
     """Make a process write its stacks; a process without a handler, signal 0, is left alone."""
-    if signal_number:
-        process(number).signal(signal_number)
+    if signum:
+        process(pid).signal(signum)

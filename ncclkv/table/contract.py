@@ -4,9 +4,9 @@ A call is two numbers: the code of its verb, and the sum of the codes of its key
 the order of a list.  All calls so far make one digest (`ncclkv.comm.diagnosis.call_log`).
 Different histories of calls have equal digests about once in 10^18 comparisons.
 
-A call that its checks refuse is not recorded.  If an optimizer's numbers have changed since the
-last push, the next push adds the code of the changed numbers to that of its keys.  In other pushes
-the log only compares the identity of the rule's numbers (`ncclkv.store.call_log`).
+A call that its checks refuse is not recorded.  If an optimizer's hyperparameters have changed
+since the last push, the next push adds their code to that of its keys.  In other pushes the log
+only compares the identity of the rule's hyperparameters (`ncclkv.store.call_log`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def text_code(text: str) -> int:
 
 
 def differing_key(
-    mine: int, theirs: int, numbers: Mapping[int, Key]
+    mine: int, theirs: int, keys_by_code: Mapping[int, Key]
 ) -> tuple[Key | None, Key | None]:
     """Return the key that only this call has, and the key that only the other call has.
 
@@ -102,16 +102,16 @@ def differing_key(
     ----------
     mine, theirs : int
         Sums of the codes of the keys of both calls.
-    numbers : mapping of int to key
+    keys_by_code : mapping of int to key
         Keys by their codes.
     """
     extra = (mine - theirs) & MASK
-    if extra in numbers:
-        return numbers[extra], None
-    if -extra & MASK in numbers:
-        return None, numbers[-extra & MASK]
-    for value, key in numbers.items():
-        other = numbers.get((value - extra) & MASK)
+    if extra in keys_by_code:
+        return keys_by_code[extra], None
+    if -extra & MASK in keys_by_code:
+        return None, keys_by_code[-extra & MASK]
+    for value, key in keys_by_code.items():
+        other = keys_by_code.get((value - extra) & MASK)
         if other is not None:
             return key, other
     return None, None

@@ -60,11 +60,11 @@ def _bounds(bucket: Bucket, loads: list[int]) -> list[int]:
 def _rooms(loads: Sequence[int], nbytes: int) -> list[int]:
     """Return the bytes that each rank may add, so that `nbytes` more level the loads."""
     level = held = 0
-    for number, load in enumerate(sorted(loads)):
-        if number and load >= level:
+    for index, load in enumerate(sorted(loads)):
+        if index and load >= level:
             break
         held += load
-        level = -(-(nbytes + held) // (number + 1))
+        level = -(-(nbytes + held) // (index + 1))
     return [max(0, level - load) for load in loads]
 
 
@@ -79,7 +79,7 @@ def label(bucket: Bucket, span: Range) -> str:
     first, last = bisect_left(lows, span[0]), bisect_left(lows, span[1]) - 1
     # An empty key begins where the next key does, which may be the end of the span.
     last = max(first, last)
-    names = [repr(bucket.entries[number].key) for number in (first, last)]
+    names = [repr(bucket.entries[index].key) for index in (first, last)]
     if first == last:
         return f"key {names[0]}"
     return f"keys {names[0]} to {names[1]} of bucket {bucket.index}"

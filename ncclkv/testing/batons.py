@@ -113,7 +113,7 @@ def _frame(made: Any) -> FrameType | None:
 def _swap_locals(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Replace the attributes of all thread-locals; return those before."""
     before = [dict(vars(each)) for each in concurrency.locals_]
-    for number, each in enumerate(concurrency.locals_):
+    for index, each in enumerate(concurrency.locals_):
         vars(each).clear()
-        vars(each).update(values[number] if number < len(values) else {})
+        vars(each).update(values[index] if index < len(values) else {})
     return before

@@ -31,6 +31,6 @@ def first_error(errors: Mapping[int, BaseException], size: int) -> BaseException
     if not errors:
         return None
     causes = {rank: each for rank, each in errors.items() if not isinstance(each, CommError)}
-    number, error = min((causes or errors).items())
-    annotate(error, f"on rank {number} of {size}")
+    rank, error = min((causes or errors).items())
+    annotate(error, f"on rank {rank} of {size}")
     return error

@@ -428,8 +428,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     @property
     def output_device(self) -> int | None:
         """The number of the module's GPU; None in host memory."""
-        number: int | None = self._placed.index
-        return number
+        device_id: int | None = self._placed.index
+        return device_id
 
     @property
     def device_ids(self) -> list[int] | None:

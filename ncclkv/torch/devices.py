@@ -46,11 +46,11 @@ class Gpu:
     kernels, and the caller's stream waits for the sums.  The host waits for nothing.
     """
 
-    def __init__(self, kv: KVStore, number: int) -> None:
-        self._kv, self._number = kv, number
+    def __init__(self, kv: KVStore, device_id: int) -> None:
+        self._kv, self._device_id = kv, device_id
 
     def calls(self) -> AbstractContextManager[None]:
-        return on_torch_stream(self._number)
+        return on_torch_stream(self._device_id)
 
     @contextmanager
     def hooks(self) -> Iterator[None]:

@@ -87,10 +87,10 @@ class Parameters:
     def _key(self, name: str, parameter: torch.nn.Parameter, used: set[str]) -> str:
         """Return a key for a parameter: its name, with a number if another tensor had the name."""
         kind = parameter.shape, parameter.dtype
-        key, number = name, 1
+        key, suffix = name, 1
         while key in used or self._kinds.get(key, kind) != kind:
-            number += 1
-            key = f"{name} ({number})"
+            suffix += 1
+            key = f"{name} ({suffix})"
         return key
 
 

@@ -31,7 +31,7 @@ class LocalUpdates:
         self._updater.update_all(names, gradients, values)
 
     def save(self, fname: str | os.PathLike[str], ranks: KVStore | None) -> None:
-        """Write states, counts and numbers to a directory; collective over `ranks`.
+        """Write states, counts and hyperparameters to a directory; collective over `ranks`.
 
         All ranks hold the same states, and the first writes them.
 
@@ -64,7 +64,7 @@ class LocalUpdates:
             When `fname` holds no such states, or those of another optimizer.
         """
         optimizer = self._updater.optimizer
-        # The states are loaded beside those in use, until states and numbers are checked.
+        # The states are loaded beside those in use, until states and hyperparameters are checked.
         loaded = get_updater(copied(optimizer))
         with _holder(loaded) as holder:
             found = holder.load(fname)
@@ -73,7 +73,8 @@ class LocalUpdates:
             set_config(optimizer, config)
         except UsageError as error:
             raise CheckpointError(
-                f"load_states: the numbers in {fname} are not those of this trainer's optimizer: "
+                f"load_states: the hyperparameters in {fname} are not those of this trainer's "
+                f"optimizer: "
                 f"{error}"
             ) from error
         self._updater.load_state_dict(loaded.state_dict())
@@ -89,7 +90,7 @@ def _holder(updater: Updater) -> KVStore:
 
 
 def _to_plain(config: dict[str, Any]) -> list[list[Any]]:
-    """Convert an optimizer's numbers to JSON values; a dict becomes a list of pairs."""
+    """Convert an optimizer's hyperparameters to JSON values; a dict becomes a list of pairs."""
     return [
         [name, "pairs", [list(item) for item in value.items()]]
         if isinstance(value, dict)
@@ -99,7 +100,7 @@ def _to_plain(config: dict[str, Any]) -> list[list[Any]]:
 
 
 def _from_plain(plain: Any, fname: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the numbers that `_to_plain` has converted."""
+    """Return the hyperparameters that `_to_plain` has converted."""
     try:
         return {
             name: dict(map(tuple, value)) if kind == "pairs" else value

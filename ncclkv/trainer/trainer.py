@@ -12,7 +12,7 @@ from ncclkv.arguments import check_flag, known_arguments
 from ncclkv.errors import ReadOnlyAttribute, UsageError
 from ncclkv.optimizer import create as create_optimizer
 from ncclkv.optimizer.base import Optimizer
-from ncclkv.optimizer.numbers import finite
+from ncclkv.optimizer.hyperparameters import finite
 from ncclkv.store.backends import ALONE
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
@@ -297,7 +297,7 @@ class Trainer:
         self.optimizer.set_learning_rate(lr)
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
-        """Write the optimizer's states and numbers, without parameters; collective.
+        """Write the optimizer's states and hyperparameters, without parameters; collective.
 
         Parameters
         ----------

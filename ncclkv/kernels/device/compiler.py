@@ -63,8 +63,8 @@ def build(program: KernelSource, architecture: str) -> bytes:
 def whole(code: bytes) -> bytes:
     """Return a cubin up to the end in its ELF header: CuPy drops the last byte, a zero."""
     # Start, entry size and number of entries of the two tables of an ELF file.
-    start, other_start, size, number, other_size, other_number = _TABLES.unpack_from(code, 32)
-    return code.ljust(max(start + size * number, other_start + other_size * other_number), b"\0")
+    start, other_start, size, count, other_size, other_count = _TABLES.unpack_from(code, 32)
+    return code.ljust(max(start + size * count, other_start + other_size * other_count), b"\0")
 
 
 def include_options() -> tuple[str, ...]:

@@ -49,9 +49,9 @@ def checksum(array: Array, scratch: Words) -> int:
     flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
     step = BLOCK_BYTES // array.itemsize
     total = 0
-    for number, lo in enumerate(range(0, array.size, step)):
+    for index, lo in enumerate(range(0, array.size, step)):
         block = _block(_words(flat[lo : lo + step]), scratch)
-        total += block * (2 * number + 1) * FACTOR
+        total += block * (2 * index + 1) * FACTOR
     return total % _MODULUS
 
 

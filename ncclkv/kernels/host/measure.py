@@ -100,24 +100,24 @@ def _measure_range(
                 _widened(x, out[: x.size]) for x, out in zip((stored, given), rows, strict=False)
             ]
             free = rows[2:, : stored.size]
-            for k, numbers in enumerate(norms.measure(wide[0], wide[1], parts, free, row)):
-                _add_squares(numbers, sums[k : k + 1])
+            for k, values in enumerate(norms.measure(wide[0], wide[1], parts, free, row)):
+                _add_squares(values, sums[k : k + 1])
 
 
-def _widened(numbers: Array, out: Array) -> Array:
+def _widened(values: Array, out: Array) -> Array:
     """Return numbers in the dtype of `out`: themselves, or a copy there."""
-    if numbers.dtype == out.dtype:
-        return numbers
-    np.copyto(out, numbers)
+    if values.dtype == out.dtype:
+        return values
+    np.copyto(out, values)
     return out
 
 
-def _add_squares(numbers: Array, total: Array) -> None:
+def _add_squares(values: Array, total: Array) -> None:
     """Add the squares of a chunk, block by block, to ``total[0]``."""
-    blocks = -(-numbers.size // BLOCK)
+    blocks = -(-values.size // BLOCK)
     wide = np.zeros((blocks, BLOCK // LANES, LANES))
-    flat = wide.reshape(-1)[: numbers.size]
-    np.copyto(flat, numbers)
+    flat = wide.reshape(-1)[: values.size]
+    np.copyto(flat, values)
     np.multiply(flat, flat, out=flat)
     # NumPy adds along an axis that is not the last in order, and along the last in pairs.
     lanes = np.add.reduce(wide, axis=1)

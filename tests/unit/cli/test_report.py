@@ -11,7 +11,7 @@ from ncclkv.cli.report import report
 
 
 def outcome(*ranks: Rank, launcher: int = 9, words: tuple[str, ...] = ()) -> Outcome:
-    return Outcome({rank.number: rank for rank in ranks}, 12.34, launcher, list(words))
+    return Outcome({rank.index: rank for rank in ranks}, 12.34, launcher, list(words))
 
 
 def rank(number: int, code: int | None = None, ended: float = 0.0) -> Rank:
@@ -31,7 +31,7 @@ def lost(number: int) -> Rank:
 def fails(each: Rank, reason: str, seconds: float) -> None:
     """Let a rank report its failure, and print the reason."""
     each.take(wire.EVENT, f"{notify.PREFIX}{notify.FAILED} {reason}", seconds)
-    each.keep_line(FAILED.format(each.number, reason))
+    each.keep_line(FAILED.format(each.index, reason))
 
 
 def test_the_first_failure_is_the_reason():
@@ -216,7 +216,7 @@ def test_a_rank_that_exits_and_waits_for_the_others(announced):
     """Check the order of the exits, which the ends of the processes do not keep."""
     survivor = survives(rank(0, 5, 6.0), 5.0)
     ended = outcome(survivor, exits(rank(1, 17, 9.0), announced, 5.5), rank(2, 5, 6.5))
-    assert ended.first.number == 1, "rank 0's event may arrive earlier, but names another"
+    assert ended.first.index == 1, "rank 0's event may arrive earlier, but names another"
     assert ended.code == 17
 
 
@@ -264,11 +264,11 @@ def test_a_hang_of_four_ranks_has_a_short_report():
     """Check that lines of waiting ranks are not repeated, and that equal errors are one line."""
     ranks = [rank(number) for number in range(4)]
     for each in (ranks[0], *ranks[2:]):
-        who = f"rank {each.number} of 4"
+        who = f"rank {each.index} of 4"
         for line in range(20):
             each.keep_line(f"ncclkv: {who} on node1 (pid 1) has waited {line} s: a sum (key 'w')")
-        reason = f"CommTimeout: {who}: a sum waited 6.{each.number} s for rank 1; t.py:4"
-        fails(each, reason, 6.0 + each.number)
+        reason = f"CommTimeout: {who}: a sum waited 6.{each.index} s for rank 1; t.py:4"
+        fails(each, reason, 6.0 + each.index)
     said = report(outcome(*ranks), "").splitlines()
     assert len(said) <= 25
     where = said.index("errors of the other ranks:")
@@ -280,8 +280,8 @@ def test_a_hang_of_four_ranks_has_a_short_report():
 def test_calls_that_differ_are_told_once():
     ranks = [rank(number) for number in range(4)]
     for each in ranks:
-        called = f"rank 1 called push('v'), but rank {each.number} called push('w')"
-        fails(each, f"OrderMismatch: rank {each.number} of 4: {called}", 1.0 + each.number)
+        called = f"rank 1 called push('v'), but rank {each.index} called push('w')"
+        fails(each, f"OrderMismatch: rank {each.index} of 4: {called}", 1.0 + each.index)
     said = report(outcome(*ranks), "")
     assert "  ranks 2, 3: failed, ending the job: OrderMismatch: rank 1 called push('v'), " in said
     assert "but this rank called push('w')" in said
@@ -291,7 +291,7 @@ def test_calls_that_differ_are_told_once():
 def test_many_errors_of_other_ranks_are_counted():
     ranks = [rank(number) for number in range(40)]
     for each in ranks:
-        fails(each, f"ValueError: {'x' * each.number}", 1.0 + each.number)
+        fails(each, f"ValueError: {'x' * each.index}", 1.0 + each.index)
     said = report(outcome(*ranks), "").splitlines()
     assert "  and 31 more lines" in said
     assert len(said) <= 25

@@ -120,7 +120,7 @@ def test_a_signal_does_not_reach_another_process_of_the_same_number(
         assert not known.has_ended()
         old.kill()
         old.wait()
-        known._number = new.pid  # the number of the new program
+        known._pid = new.pid  # the id of the new program
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", lambda number, chosen: killed.append(number))
             stacks.show(old.pid, signal.SIGTERM)

@@ -52,7 +52,10 @@ def test_a_refused_load_leaves_states_and_numbers(tmp_path: Path) -> None:
         stepped(each, array)
     with pytest.raises(CheckpointError) as caught:
         updates.load(tmp_path)
-    words = f"the numbers in {tmp_path} are not those", "momentum of SGD(", "cannot become 0.25"
+    words = (
+        *(f"the hyperparameters in {tmp_path} are not those", "momentum of SGD("),
+        "cannot become 0.25",
+    )
     assert all(word in str(caught.value) for word in words), caught.value
     assert (sgd.config(), sgd.num_update) == (twin.config(), twin.num_update)
     np.testing.assert_array_equal(stepped(updates, value), stepped(other, expected))

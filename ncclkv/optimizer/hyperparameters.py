@@ -1,4 +1,4 @@
-"""Checks of optimizers' numbers; `Factors`: numbers by key; `Names`: names of keys."""
+"""Checks of hyperparameters; `Factors`: those by key; `Names`: names of keys."""
 
 from __future__ import annotations
 
