@@ -43,7 +43,7 @@ def reap(but: int) -> None:
 
 
 def end_all(spared: Collection[int] = ()) -> None:
-    """Kill all children except `spared`, and the processes that they leave behind."""
+    """Kill all children except `spared`, and what they leave behind; wait for their ends."""
     limit = concurrency.monotonic() + _SECONDS
     while left := [pid for pid in children() if pid not in spared]:
         for pid in left:

@@ -101,7 +101,7 @@ class Lines:
         return False
 
     def _release(self, last: int) -> None:
-        """Write the lines that waited for a long line, up to the next long line."""
+        """Write the lines that waited for a long line, those of rank `last` last."""
         self._long = None
         self._queued_since = 0.0
         self.to_pause.clear()

@@ -99,7 +99,7 @@ def _test(comm: Communicator) -> Communicator:
 
 
 def _clocks(comm: Communicator) -> float:
-    """Return the seconds by which the ranks' clocks of the day differ, and a message's time."""
+    """Return the seconds between the ranks' clocks, and a message's time; collective."""
     found = []
     for _ in range(_CLOCK_LOOKS):
         comm.barrier().wait()
@@ -109,7 +109,7 @@ def _clocks(comm: Communicator) -> float:
 
 
 def _wrong(comm: Communicator, name: str) -> list[str]:
-    """Push known values on every rank to a store; return the dtypes whose sums are wrong."""
+    """Push known values; return the dtypes whose sums are wrong; collective."""
     wrong = []
     with ncclkv.create(name, comm=comm) as kv:
         for dtype in _DTYPES:
@@ -127,7 +127,7 @@ def _wrong(comm: Communicator, name: str) -> list[str]:
 
 
 def _speed(comm: Communicator) -> dict[str, float]:
-    """Return the bytes of an array, and in GB/s the speeds of its allreduce and of a copy.
+    """Return an array's bytes, and its GB/s by allreduce and by copies; collective.
 
     The copy is the machine's limit: every rank copies an array of its own at the same time.
     """

@@ -40,7 +40,7 @@ class Objects(Component):
         self._gathering = context.session.verb("allgather_object")
 
     def send_from_root(self, obj: Any, root: int) -> Any:
-        """Return a copy of the root's object, on every rank."""
+        """Return a copy of the root's object, on every rank; collective."""
         verb = "broadcast_object"
         with self._sending:
             with self._session.checks:
@@ -54,7 +54,7 @@ class Objects(Component):
                 return self._unpickled(verb, int(root), sent)
 
     def gather_from_ranks(self, obj: Any) -> list[Any]:
-        """Return copies of all ranks' objects, in rank order."""
+        """Return copies of all ranks' objects, in rank order; collective."""
         verb = "allgather_object"
         with self._gathering:
             message = self._pickled(verb, obj)  # not among the checks, as above

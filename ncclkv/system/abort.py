@@ -175,7 +175,7 @@ def announce(reason: str, more: str = "") -> None:
 
 
 def _show(error: BaseException, chained: Callable[[], object] | None, where: str = "") -> None:
-    """Write the failed rank and its error, in the first line and after the traceback.
+    """Write the failed rank and its error around the traceback; may wait for other output.
 
     A rank that only follows another's failure waits for that rank's output, and writes one line.
     An error that every rank raises is one line of rank 0.  Another rank writes the line, too, if no

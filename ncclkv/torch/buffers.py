@@ -100,7 +100,7 @@ class Buffers:
             ) from error
 
     def _source_of(self, *, uneven: bool) -> int:
-        """Return the rank whose values all ranks take."""
+        """Return the rank whose values all ranks take; collective."""
         source = 0
         if uneven:
             self._source[...] = self._kv.rank

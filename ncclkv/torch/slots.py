@@ -94,7 +94,7 @@ class Slot:
             self.view = self.tensor.detach()
 
     def restore(self, gradient: torch.Tensor | None) -> None:
-        """Undo the copy to the place for a parameter that no rank has used."""
+        """Give a parameter that no rank has used its old gradient, in the place or as ``grad``."""
         if gradient is not None and self.holds(self.parameter.grad):
             self.tensor.copy_(gradient)
         else:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.source import PACKAGE, Module, code_lines, length, modules
 
-LONGEST_FILE = 300
+LONGEST_FILE = 400
 """Lines of code; docstrings, comments and blank lines do not count."""
 
 LONGEST_FUNCTION = 40

@@ -36,7 +36,7 @@ _errors: WeakSet[BaseException] = WeakSet()
 
 
 def write(error: BaseException, calls: CallComparison | None, transport: str = "") -> None:
-    """Write the file of this rank, once a store, where ``NCCLKV_DUMP`` names a directory.
+    """Write this rank's file to the directory of ``NCCLKV_DUMP``, and wait for other ranks' files.
 
     The file is written under another name and renamed.  A failure to write is one line on stderr.
 

@@ -33,7 +33,7 @@ _log = logging.getLogger("ncclkv")
 
 
 def survey(peers: Communicator) -> list[DeviceInfo]:
-    """Return the GPU and libraries of every rank, in rank order; collective.
+    """Choose this rank's GPU; return those of all ranks, in rank order; collective.
 
     Each rank's device becomes its current device.  `launch_problem` decides whether NCCL can run.
     """
