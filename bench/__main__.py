@@ -23,7 +23,7 @@ from ncclkv.comm.nccl.discovery import shared_gpus
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the selected parts; return exit status 1 when any number was wrong."""
-    options = parse(argv, list(cases.HOST), list(cases.GPU))
+    options = parse(argv, list(cases.HOST), list(cases.GPU), list(cases.BY_NAME))
     if os.environ.get("NCCLKV_EMULATED") == "1":
         print(
             "nothing is measured on an emulated device: its times are not those of a GPU",
@@ -74,7 +74,7 @@ def _measure(job: Job) -> None:
     job.record.update(machine.describe(job), options=_as_json(job.options))
     absent = libraries.find(job, libraries.GPU if job.options.gpu else libraries.HOST)
     _introduce(job, absent)
-    parts = {**cases.HOST, **cases.GPU}
+    parts = {**cases.HOST, **cases.GPU, **cases.BY_NAME}
     seconds_of = job.record["seconds_of_parts"] = {}
     for number, part in enumerate(job.options.parts, 1):
         job.tell(f"# part {number} of {len(job.options.parts)}: {part}")

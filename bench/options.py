@@ -52,9 +52,14 @@ class Options:
         return 32 if self.quick else 2
 
 
-def parse(argv: Sequence[str] | None, host: Sequence[str], gpu: Sequence[str]) -> Options:
+def parse(
+    argv: Sequence[str] | None,
+    host: Sequence[str],
+    gpu: Sequence[str],
+    by_name: Sequence[str] = (),
+) -> Options:
     """Parse the command line; `host` and `gpu` list the default parts of the two modes."""
-    every = list(dict.fromkeys([*host, *gpu]))
+    every = list(dict.fromkeys([*host, *gpu, *by_name]))
     parser = argparse.ArgumentParser(
         prog="python -m bench", description="Measure the collectives and the store, with checks."
     )

@@ -25,7 +25,7 @@ A program that acts on an error reads the attributes of `KVStoreError` in place 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import abc
 from contextlib import contextmanager
 
 __all__ = [
@@ -94,7 +94,7 @@ class KVStoreError(Exception):
     """
 
     def __init__(
-        self, *args: object, key: int | str | None = None, ranks: Iterable[int] = ()
+        self, *args: object, key: int | str | None = None, ranks: abc.Iterable[int] = ()
     ) -> None:
         super().__init__(*args)
         self.key = key
@@ -111,7 +111,7 @@ def again(error: KVStoreError) -> KVStoreError:
 
 
 @contextmanager
-def about(key: int | str) -> Iterator[None]:
+def about(key: int | str) -> abc.Iterator[None]:
     """Set the `key` of a `KVStoreError` that the block raises, if it has none."""
     try:
         yield

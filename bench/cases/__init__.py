@@ -18,10 +18,12 @@ from bench.cases import (
     new_arrays,
     raw,
     short_flush,
+    slow_link,
     sweep,
     torch_modules,
     tracing,
     updates,
+    wire,
 )
 from bench.job import Job
 
@@ -36,12 +38,16 @@ HOST: dict[str, Callable[[Job], None]] = {
     "comparing": comparing.run,
     "models": models.run,
     "narrow": narrow.run,
+    "wire": wire.run,
     "new-arrays": new_arrays.run,
     "trace": tracing.run,
     "modules": torch_modules.run,
     "updates": updates.run,
     "memory": memory_use.run,
 }
+
+BY_NAME: dict[str, Callable[[Job], None]] = {"slow-link": slow_link.run}
+"""Parts that run only if ``--only`` names them."""
 
 GPU: dict[str, Callable[[Job], None]] = {
     "raw": raw.run,

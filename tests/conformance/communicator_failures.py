@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.messages.channel import PIECE_BYTES, SHORT_BYTES
+from ncclkv.comm.messages.channel import SHORT_BYTES
 from ncclkv.comm.types import Owners, Work
 from ncclkv.errors import (
     CommAborted,
@@ -30,6 +30,9 @@ from tests.conformance.communicator import case
 
 LONG = 30.0
 """Seconds of a deadline that must not be reached."""
+
+LONG_BYTES = 1 << 20
+"""Bytes of a sum that takes both steps."""
 
 ORDER = "all ranks must make the same calls in the same order"
 
@@ -70,7 +73,7 @@ def to_all(nbytes: int) -> Call:
 
 def to_rank_0(comm: Communicator) -> None:
     """All ranks take part in a long reduction to one of them."""
-    finish(comm, comm.reduce(ones(PIECE_BYTES), ones(PIECE_BYTES), "sum", 0))
+    finish(comm, comm.reduce(ones(LONG_BYTES), ones(LONG_BYTES), "sum", 0))
 
 
 def from_last(nbytes: int) -> Call:

@@ -208,7 +208,7 @@ class ProgressEngine:
     def wait(self, work: HostWork, timeout: float | None) -> None:
         """Wait until `work` is complete; raise at the deadline, or when a needed rank has left."""
         limit = self._timeout if timeout is None else timeout
-        start, attempt = concurrency.monotonic(), 0
+        start, attempt, step = concurrency.monotonic(), 0, work.step
         awaited = None if self.observer is None else Awaited(self.observer, start)
         try:
             while not work.finished:
@@ -230,6 +230,8 @@ class ProgressEngine:
                     attempt += 1
                     self._transport.pause(attempt)
                 self.advance()
+                if work.step != step:  # the messages of the next step may be here at once
+                    step, attempt = work.step, 0
         except OrderMismatch:
             raise  # the other rank of a crossing reads the wait that this rank shows
         except BaseException:
@@ -292,12 +294,15 @@ class HostWork(Work, AwaitedWork):
         Set at the launch.
     finished : bool
         Whether it is complete on this rank.
+    step : int
+        Number of steps made, of which each waits for messages.
     looks, reported, call
         As `AwaitedWork` has them.
     """
 
     what: object
     progress: ProgressEngine
+    step: int = 0
 
     def __str__(self) -> str:
         return f"{self.what} ({self.label})" if self.label else str(self.what)
@@ -356,6 +361,7 @@ class StepWork(HostWork):
                 if self._pending:
                     return False
                 self._pending = list(next(self._steps))
+                self.step += 1
             except StopIteration:
                 return True
             except OrderMismatch as error:

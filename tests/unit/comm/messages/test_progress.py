@@ -109,8 +109,14 @@ def test_a_wait_ends_with_the_last_message() -> None:
     )
     progress.wait()
     assert progress.done()
-    assert transport.pauses == [*range(1, len(transport.pauses) + 1)]
-    assert len(transport.pauses) >= 11
+    # The second step's messages may have arrived meanwhile: its polls begin without sleeps again.
+    second = transport.pauses.index(1, 1)
+    assert transport.pauses == [
+        *range(1, second + 1),
+        *range(1, len(transport.pauses) + 1 - second),
+    ]
+    assert second >= 7
+    assert len(transport.pauses) >= 10
 
 
 def test_waiting_for_one_advances_the_others() -> None:
