@@ -99,10 +99,6 @@ class Start(NamedTuple):
 class Job:
     """Starts a command on several ranks, and waits for the end of all.
 
-    Parameters
-    ----------
-    start : Start
-
     Raises
     ------
     OSError

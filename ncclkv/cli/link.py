@@ -26,10 +26,6 @@ class RunnerEnded(Exception):
 class Link:
     """A connection to a runner that has sent its proof.
 
-    Parameters
-    ----------
-    connection : socket.socket
-
     Attributes
     ----------
     unsent : bytearray

@@ -15,12 +15,7 @@ _LOOK_SECONDS = 0.5
 
 
 class Silence:
-    """Looks for ranks that ended more than `limit` seconds ago under a stopped supervisor.
-
-    Parameters
-    ----------
-    limit : float
-    """
+    """Looks for ranks that ended more than `limit` seconds ago under a stopped supervisor."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit

@@ -39,10 +39,6 @@ _ATTRIBUTES = {"AdaGrad": {"eps": "float_stable_eps"}}
 class Followed:
     """An optimizer of MXNet that the program may change, and ours with the same hyperparameters.
 
-    Parameters
-    ----------
-    theirs : mxnet.optimizer.Optimizer
-
     Attributes
     ----------
     optimizer : mxnet.optimizer.Optimizer

@@ -53,16 +53,7 @@ class _Late:
 
 
 class Counter(Instrument):
-    """Counts from its addition on; `metrics` returns the counts as plain values.
-
-    Parameters
-    ----------
-    rank, size : int
-
-    Attributes
-    ----------
-    rank : int
-    """
+    """Counts from its addition on; `metrics` returns the counts as plain values."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self._size = rank, size

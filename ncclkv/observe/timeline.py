@@ -25,14 +25,7 @@ _NAMES = {_VERBS: "verbs", _WAITS: "waits for ranks", _DEVICE: "collectives on t
 
 @dataclass
 class RankFile:
-    """The file of one store on one rank.
-
-    Attributes
-    ----------
-    path : Path
-    header : dict
-    records : list of dict
-    """
+    """The file of one store on one rank."""
 
     path: Path
     header: dict[str, Any]

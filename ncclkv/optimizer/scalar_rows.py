@@ -194,10 +194,6 @@ class ScalarRows:
     rows : ndarray of float64, shape (segments, k)
     copied : bool
         Whether `rows` is in the kernels' memory; else it is copied when the first range is updated.
-
-    Attributes
-    ----------
-    layout : RowLayout
     """
 
     def __init__(self, layout: RowLayout, rows: Array, *, copied: bool = False) -> None:

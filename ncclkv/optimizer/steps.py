@@ -14,10 +14,6 @@ class Steps:
     is launched before a push with another step, so an equal number must not make a new step: a rank
     that assigns it would launch other collectives.
 
-    Parameters
-    ----------
-    source : Optimizer
-
     Attributes
     ----------
     source : Optimizer

@@ -11,14 +11,7 @@ __all__ = ["Observing", "Trace"]
 
 
 class Observing:
-    """The parts of a store by which a program observes it.
-
-    Attributes
-    ----------
-    instruments : Instruments
-    tracing : Tracing
-    counting : Counting
-    """
+    """The parts of a store by which a program observes it."""
 
     def __init__(self, context: Context, name: str) -> None:
         self.instruments = Instruments(context)

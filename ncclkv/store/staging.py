@@ -67,11 +67,6 @@ def _described(form: tuple[DType, tuple[int, ...]]) -> str:
 class Staging:
     """Memory of the communicator for the calls of one kind.
 
-    Parameters
-    ----------
-    comm : Communicator
-    kind : Kind
-
     Attributes
     ----------
     slots : list of ndarray
@@ -124,12 +119,7 @@ class Staging:
 
 
 class StagingCache:
-    """The staging memory of the last kinds of calls, at most `BYTES`.
-
-    Parameters
-    ----------
-    comm : Communicator
-    """
+    """The staging memory of the last kinds of calls, at most `BYTES`."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm

@@ -28,11 +28,6 @@ def init_sums(kv: KVStore, keys: list[KeyT], like: list[Any], op: Op = "sum") ->
 class InPlace:
     """A push of several keys from their places; the arguments are checked once.
 
-    Parameters
-    ----------
-    kv : KVStore
-    keys : list of int or str
-
     Attributes
     ----------
     places : list of ndarray

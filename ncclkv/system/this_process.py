@@ -6,12 +6,7 @@ import os
 
 
 class _ThisProcess:
-    """The process that runs this code, also after a fork.
-
-    Attributes
-    ----------
-    pid : int
-    """
+    """The process that runs this code, also after a fork."""
 
     def __init__(self) -> None:
         self.renew()

@@ -24,10 +24,6 @@ def ignored_names(module: torch.nn.Module) -> set[str]:
 class Parameters:
     """The parameters of a module by key: the name that a parameter had when it was first found.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-
     Attributes
     ----------
     by_key : dict of torch.nn.Parameter, by str

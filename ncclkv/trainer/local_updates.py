@@ -16,12 +16,7 @@ from ncclkv.store.kvstore import KVStore
 
 
 class LocalUpdates:
-    """Updates parameters in place, without a store.
-
-    Parameters
-    ----------
-    optimizer : Optimizer
-    """
+    """Updates parameters in place, without a store."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._updater = get_updater(optimizer)

@@ -13,16 +13,7 @@ from ncclkv.kernels.programs.gradient import clipped, decayed
 def adadelta(
     weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
 ) -> None:
-    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
-
-    ::
-
-        g = clamp(rescale * gradient, -clip, clip)
-        n = rho * n + (1 - rho) * g * g
-        c = sqrt(d + epsilon) / sqrt(n + epsilon) * g
-        d = rho * d + (1 - rho) * c * c
-        weight -= c + weight_decay * weight
-    """
+    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`."""
     rho, share, epsilon, decay, *common = scalars
     change, other, root = scratch
     squares, deltas = states

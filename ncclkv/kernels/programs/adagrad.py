@@ -13,14 +13,7 @@ from ncclkv.kernels.programs.gradient import clipped, decayed
 def adagrad(
     weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
 ) -> None:
-    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
-
-    ::
-
-        g = clamp(rescale * gradient, -clip, clip)
-        h += g * g
-        weight -= learning_rate * (g / sqrt(h + epsilon) + weight_decay * weight)
-    """
+    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`."""
     learning_rate, epsilon, decay, *common = scalars
     change, other = scratch
     (history,) = states

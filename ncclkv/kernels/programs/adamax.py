@@ -13,15 +13,7 @@ from ncclkv.kernels.programs.gradient import decayed_and_clipped
 def adamax(
     weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
 ) -> None:
-    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
-
-    ::
-
-        g = clamp(rescale * gradient + weight_decay * weight, -clip, clip)
-        m = beta1 * m + (1 - beta1) * g
-        u = max(beta2 * u, abs(g))
-        weight -= learning_rate * m / u, if u is not 0
-    """
+    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`."""
     learning_rate, beta1, share, beta2, *common = scalars
     change, other = scratch
     mean, maximum = states

@@ -15,14 +15,6 @@ def ftml(
 ) -> None:
     """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
 
-    ::
-
-        g = clamp(rescale * gradient + weight_decay * weight, -clip, clip)
-        v = beta2 * v + (1 - beta2) * g * g
-        e = bias1 / learning_rate * (sqrt(v / bias2) + epsilon)
-        z = beta1 * z + (1 - beta1) * g - (e - beta1 * d) * weight
-        weight = -z / e;  d = e
-
     A learning rate of 0 changes nothing.
     """
     rate, beta1, share1, beta2, share2, epsilon, bias1, bias2, *common = scalars

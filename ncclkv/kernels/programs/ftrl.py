@@ -15,13 +15,6 @@ def ftrl(
 ) -> None:
     """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
 
-    ::
-
-        g = clamp(rescale * gradient, -clip, clip)
-        z += g - (sqrt(n + g * g) - sqrt(n)) * weight / learning_rate;  n += g * g
-        d = (beta + sqrt(n)) / learning_rate + weight_decay
-        weight = (sign(z) * lamda1 - z) / d if abs(z) > lamda1 else 0
-
     A learning rate of 0 changes nothing.
     """
     learning_rate, lamda1, beta, decay, *common = scalars

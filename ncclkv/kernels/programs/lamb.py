@@ -27,15 +27,7 @@ def lamb(
 def measure(
     weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
 ) -> Arrays:
-    """Update the states; return weights and directions, as of `ncclkv.kernels.programs.Measure`.
-
-    ::
-
-        g = clamp(rescale * gradient, -clip, clip)
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g * g
-        direction = corrected * m / (root * sqrt(v) + epsilon) + weight_decay * weight
-    """
+    """Update the states; return weights and directions, as of `ncclkv.kernels.programs.Measure`."""
     beta1, share1, beta2, share2 = scalars[1:5]
     mean, variance = states
     gradients = clipped(gradients, scratch, *scalars[11:])

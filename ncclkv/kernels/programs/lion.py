@@ -13,15 +13,7 @@ from ncclkv.kernels.programs.gradient import clipped, decayed
 def lion(
     weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
 ) -> None:
-    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
-
-    ::
-
-        g = clamp(rescale * gradient, -clip, clip)
-        s = sign(beta1 * m + (1 - beta1) * g)
-        m = beta2 * m + (1 - beta2) * g
-        weight -= learning_rate * (s + weight_decay * weight)
-    """
+    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`."""
     learning_rate, beta1, share1, beta2, share2, decay, *common = scalars
     change, other, direction = scratch
     (momenta,) = states

@@ -13,16 +13,7 @@ from ncclkv.kernels.programs.gradient import decayed_and_clipped
 def nadam(
     weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
 ) -> None:
-    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
-
-    ::
-
-        g = clamp(rescale * gradient + weight_decay * weight, -clip, clip)
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g * g
-        s = now * g + ahead * m
-        weight -= learning_rate * s / (sqrt(v * correction) + epsilon)
-    """
+    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`."""
     learning_rate, beta1, share1, beta2, share2, epsilon, now, ahead, correction, *common = scalars
     change, other = scratch
     mean, variance = states

@@ -13,16 +13,7 @@ from ncclkv.kernels.programs.gradient import clipped, decayed
 def nag(
     weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
 ) -> None:
-    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
-
-    ::
-
-        g = clamp(rescale * gradient, -clip, clip)
-        d = learning_rate * (g + weight_decay * weight)
-        without a state:  weight -= d
-        with a state:     old = momentum * m;  weight += (1 + momentum) * (old - d) - old
-                          m = old - learning_rate * (g + weight_decay * weight)
-    """
+    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`."""
     learning_rate, momentum, ahead, decay, *common = scalars
     change, free = scratch[1], scratch[1:]
     gradients = clipped(gradients, scratch, *common)

@@ -13,18 +13,7 @@ from ncclkv.kernels.programs.gradient import decayed_and_clipped
 def rmsprop(
     weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
 ) -> None:
-    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
-
-    ::
-
-        g = clamp(rescale * gradient + weight_decay * weight, -clip, clip)
-        n = gamma1 * n + (1 - gamma1) * g * g
-        one state:     weight -= learning_rate * g / sqrt(n + epsilon)
-        three states:  m = gamma1 * m + (1 - gamma1) * g
-                       d = gamma2 * d - learning_rate * g / sqrt(max(n - m * m, 0) + epsilon)
-                       weight += d
-        weight = clamp(weight, -bound, bound)
-    """
+    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`."""
     learning_rate, gamma1, share, gamma2, epsilon, bound, *common = scalars
     change, other = scratch
     squares = states[0]

@@ -13,14 +13,7 @@ from ncclkv.kernels.programs.gradient import clipped_and_decayed
 def sgd(
     weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
 ) -> None:
-    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
-
-    ::
-
-        g = clamp(rescale * gradient, -clip, clip) + weight_decay * weight
-        without a state:  weight -= learning_rate * g
-        with a state:     m = momentum * m - learning_rate * g;  weight += m
-    """
+    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`."""
     learning_rate, momentum, *common = scalars
     change = scratch[0]
     gradients = clipped_and_decayed(gradients, weights, scratch, *common)

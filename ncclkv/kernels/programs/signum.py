@@ -13,15 +13,7 @@ from ncclkv.kernels.programs.gradient import clipped
 def signum(
     weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
 ) -> None:
-    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
-
-    ::
-
-        without a state:  weight = keep * weight - learning_rate * sign(gradient)
-        with a state:     g = clamp(rescale * gradient, -clip, clip)
-                          m = momentum * m - decay * weight - (1 - momentum) * g
-                          weight = keep * weight + learning_rate * sign(m)
-    """
+    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`."""
     learning_rate, momentum, share, decay, keep, weight_decay, *common = scalars
     change, other = scratch
     if states:
