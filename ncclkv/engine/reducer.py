@@ -9,8 +9,8 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 from ncclkv import concurrency
-from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import Apply
+from ncclkv.comm.base import Collective, Communicator
+from ncclkv.comm.types import Apply, Work
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.events import Events, TimedUpdate
 from ncclkv.engine.gathered import MAX_SPAN_BYTES, MIN_SPANS, Target
@@ -80,16 +80,44 @@ class Reducer:
             op = state.bucket.op
             if op == "avg" and active is not None and active < self.comm.size:
                 op, (span, receive, apply) = "sum", self._average(span, receive, active, apply)
-            if apply is None or not self.events.listeners:
-                work = state.reduction.launch(span, receive, op, apply)
+            wanted, collective = (op, receive is span.weights), span.collective
+            if collective is None or span.prepared_for != wanted:
+                collective = self._prepare(state, span, receive, wanted)
+            if self.events.listeners:
+                work = self._launch_observed(span, collective, apply)
             else:
-                timed = TimedUpdate(apply, span.label)
-                work = state.reduction.launch(span, receive, op, timed)
-                self.events.emit_with(work, timed)
+                self.events.sequence += 1
+                work = collective.launch(apply)
             state.in_flight.add(work, since)
         state.pushed.clear()
         state.filled.clear()
         updates.applying = within
+
+    def _prepare(
+        self, state: BucketState, span: Span, receive: Array, wanted: tuple[str, bool]
+    ) -> Collective:
+        """Prepare the reduction of a span, in place of that of an earlier use."""
+        collective = state.reduction.prepare(span, receive, wanted[0])
+        collective.label = span.label
+        span.collective, span.prepared_for = collective, wanted
+        return collective
+
+    def _launch_observed(self, span: Span, collective: Collective, apply: Apply | None) -> Work:
+        """Launch a reduction, and emit its events and the time of its update."""
+        timed = None if apply is None else TimedUpdate(apply, span.label)
+        work = self.events.launch(
+            partial(collective.launch, timed),
+            span.kind,
+            span.label,
+            span.gradients.nbytes,
+            collective.wire_bytes,
+            bucket=span.number,
+            keys=span.keys,
+            root=span.root,
+        )
+        if timed is not None:
+            self.events.emit_with(work, timed)
+        return work
 
     def _gather(
         self, state: BucketState, spans: Sequence[Span], targets: Sequence[Target]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from ncclkv.comm.base import Collective, Communicator
-from ncclkv.comm.types import EVERYONE, Apply, Buffer, Everyone, Root, To, Work
+from ncclkv.comm.types import EVERYONE, Buffer, Everyone, Root, To
 from ncclkv.compress.base import Codec
 from ncclkv.engine.events import Events
 from ncclkv.errors import NotSupported
@@ -92,8 +91,8 @@ class Reduction(Protocol):
 
     events: Events
 
-    def launch(self, span: Span, receive: Buffer, op: str, apply: Apply | None) -> Work:
-        """Launch the reduction of a span's gradients.
+    def prepare(self, span: Span, receive: Buffer, op: str) -> Collective:
+        """Return the reduction of a span's gradients, to be launched any number of times.
 
         Parameters
         ----------
@@ -101,8 +100,6 @@ class Reduction(Protocol):
         receive : ndarray
             Array for the sums, on the ranks that receive: the gradients or weights of the span.
         op : str
-        apply : callable or None
-            Called with each range of the span whose sum is complete on this rank.
         """
 
 
@@ -119,33 +116,9 @@ class DenseReduction:
         self._comm = comm
         self.events = events
 
-    def launch(self, span: Span, receive: Buffer, op: str, apply: Apply | None) -> Work:
-        wanted = op, receive is span.weights
-        collective = span.collective
-        if collective is None or span.prepared_for != wanted:
-            collective = self._comm.reduction(
-                span.gradients,
-                receive,
-                op,
-                to=span.to,
-                sharded_update=span.node_shared,
-            )
-            collective.label = span.label
-            span.collective, span.prepared_for = collective, wanted
-        events = self.events
-        if not events.listeners:  # three calls of Python less in each push
-            events.sequence += 1
-            return collective.launch(apply)
-        start, nbytes = partial(collective.launch, apply), span.gradients.nbytes
-        return events.launch(
-            start,
-            span.kind,
-            span.label,
-            nbytes,
-            collective.wire_bytes,
-            bucket=span.number,
-            keys=span.keys,
-            root=span.root,
+    def prepare(self, span: Span, receive: Buffer, op: str) -> Collective:
+        return self._comm.reduction(
+            span.gradients, receive, op, to=span.to, sharded_update=span.node_shared
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ncclkv
 from ncclkv.comm.base import Collective
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.engine.events import Events
@@ -15,19 +16,19 @@ from ncclkv.engine.reduction import DenseReduction, Span, reduction_for
 from ncclkv.errors import NotSupported
 
 
-class Counting(SoloCommunicator):
-    """A communicator of one rank that counts the reductions prepared."""
-
-    prepared = 0
-
-    def reduction(self, *arguments: Any, **options: Any) -> Collective:
-        self.prepared += 1
-        return super().reduction(*arguments, **options)
-
-
 @pytest.fixture
-def comm() -> Counting:
-    return Counting(1.0)
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the ops of the reductions that communicators of one rank prepare."""
+    ops: list[str] = []
+    prepare = SoloCommunicator.reduction
+
+    def reduction(self: Any, send: Any, receive: Any, op: str, **options: Any) -> Collective:
+        made = prepare(self, send, receive, op, **options)
+        ops.append(op)
+        return made
+
+    monkeypatch.setattr(SoloCommunicator, "reduction", reduction)
+    return ops
 
 
 def span() -> Span:
@@ -35,66 +36,54 @@ def span() -> Span:
     return Span(2, 6, np.arange(8.0)[2:6], np.zeros(8)[2:6], "bucket 0, key 'w'")
 
 
-def dense(comm: Counting) -> DenseReduction:
-    return DenseReduction(comm, Events())
-
-
-def test_a_range_is_prepared_once(comm: Counting) -> None:
-    reduction, part = dense(comm), span()
+def test_a_prepared_reduction_sums_at_each_launch() -> None:
+    part = span()
+    collective = DenseReduction(SoloCommunicator(1.0), Events()).prepare(part, part.weights, "sum")
     for factor in (1, 2):
         part.gradients[:] = factor * np.arange(2, 6)
-        work = reduction.launch(part, part.weights, "sum", None)
-        work.wait()
-        assert work.label == "bucket 0, key 'w'"
+        collective.launch().wait()
         assert part.weights.tolist() == [2 * factor, 3 * factor, 4 * factor, 5 * factor]
-    assert comm.prepared == 1
 
 
-def test_another_target_or_op_is_prepared_anew(comm: Counting) -> None:
-    reduction, part = dense(comm), span()
-    applied: list[tuple[int, int]] = []
-    reduction.launch(part, part.weights, "sum", None).wait()
-    part.weights[:] = 0
-    reduction.launch(part, part.gradients, "sum", lambda lo, hi: applied.append((lo, hi))).wait()
-    assert part.weights.tolist() == [0, 0, 0, 0]
-    assert applied == [(0, 4)]
-    reduction.launch(part, part.gradients, "max", None).wait()
-    assert comm.prepared == 3
+def test_a_store_prepares_each_range_once(prepared: list[str]) -> None:
+    with ncclkv.create("local") as kv:
+        kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=0.5))
+        kv.init(["w", "b"], [np.zeros(4), np.zeros(4)])
+        for step in range(3):
+            kv.push(["w", "b"], [np.full(4, 2.0)] * 2)
+            assert kv.pull("w").tolist() == [-1.0 - step] * 4
+        assert prepared == ["sum"]
+        for step in range(3):
+            kv.push("b", np.full(4, 2.0))
+            assert kv.pull("b").tolist() == [-4.0 - step] * 4
+    assert prepared == ["sum", "sum"]
 
 
 class Wire(Instrument):
     """Records the bytes of the array, and those that are sent."""
 
     def __init__(self) -> None:
-        self.nbytes: list[tuple[int, int]] = []
+        self.nbytes: list[tuple[int, int, str]] = []
 
     def launched(self, launch: Launch) -> None:
-        self.nbytes.append((launch.nbytes, launch.wire))
+        self.nbytes.append((launch.nbytes, launch.wire, launch.label))
 
 
-def test_a_rank_alone_sends_nothing(comm: Counting) -> None:
-    events, wire, part = Events(), Wire(), span()
-    events.add(wire)
-    reduction = DenseReduction(comm, events)
-    reduction.launch(part, part.weights, "sum", None).wait()
-    assert wire.nbytes == [(32, 0)]
-    assert part.collective is not None
-    assert part.collective.wire_bytes == 0
+def test_a_rank_alone_sends_nothing() -> None:
+    wire = Wire()
+    with ncclkv.create("local") as kv:
+        kv.add_instrument(wire)
+        kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=0.5))
+        kv.init("w", np.zeros(4))
+        kv.push("w", np.ones(4))
+        kv.wait()
+    assert wire.nbytes == [(256, 0, "key 'w'")]  # a bucket is padded
 
 
-def test_a_refused_reduction_is_not_kept(comm: Counting) -> None:
-    reduction, part = dense(comm), span()
-    with pytest.raises(Exception, match="median"):
-        reduction.launch(part, part.weights, "median", None)
-    assert part.collective is None
-    reduction.launch(part, part.weights, "sum", None).wait()
-    assert part.weights.tolist() == [2, 3, 4, 5]
-
-
-def test_encoded_gradients_are_refused(comm: Counting) -> None:
+def test_encoded_gradients_are_refused() -> None:
     class Half:
         name = "half"
 
     codec: Any = Half()
     with pytest.raises(NotSupported, match="codec 'half'"):
-        reduction_for(comm, codec, Events())
+        reduction_for(SoloCommunicator(1.0), codec, Events())
