@@ -29,7 +29,6 @@ from ncclkv.comm.buffers import (
     check_buffer,
     check_buffers,
     check_counts,
-    check_destination,
     check_exchange,
     check_host,
     check_op,
@@ -37,7 +36,8 @@ from ncclkv.comm.buffers import (
     check_root,
 )
 from ncclkv.comm.control import CallDigest, ObjectComm
-from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Root, Then, To, WaitObserver, Work
+from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
+from ncclkv.comm.types import Apply, Buffer, Then, WaitObserver, Work
 from ncclkv.errors import KVStoreError, NotSupported, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.tracebacks import public, trim
@@ -259,9 +259,10 @@ class Communicator(ABC):
         try:
             self._check_pair(send, receive, _length(send), 0)
             self.check(op, send.dtype)
-            check_destination(to, send.size, self.size)
-            if isinstance(to, Owners):
-                return self._to_owners(send, receive[to.part(self.rank)], op, to)
+            to.check(send.size, self.size)
+            if to.divided:
+                lo, hi = to.part(self.rank, send.size)
+                return self._to_owners(send, receive[lo:hi], op, to)
             return self._reduction(send, receive, op, to, sharded_update=sharded_update)
         except Exception as error:
             trim(error)
@@ -274,8 +275,8 @@ class Communicator(ABC):
         """Prepare a reduction to every rank or to a root, whose arguments are checked."""
 
     @abstractmethod
-    def _to_owners(self, send: Buffer, own: Buffer, op: str, to: Owners) -> Collective:
-        """Prepare a reduction to `Owners`; `own` receives this rank's part."""
+    def _to_owners(self, send: Buffer, own: Buffer, op: str, to: To) -> Collective:
+        """Prepare a reduction to a divided destination; `own` receives this rank's part."""
 
     def _check_memory(self, buffer: Any, to_write: bool) -> None:
         """Refuse a buffer that is not in this communicator's kind of memory."""

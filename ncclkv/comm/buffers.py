@@ -9,7 +9,7 @@ import numpy as np
 
 from ncclkv.arrays.dtypes import check_dtype
 from ncclkv.arrays.memory import address
-from ncclkv.comm.types import ALIGNMENT, OPS, Buffer, Owners, Root, To
+from ncclkv.comm.types import ALIGNMENT, OPS, Buffer
 from ncclkv.errors import NotSupported, UsageError
 
 
@@ -41,20 +41,6 @@ def check_root(root: int | None, size: int) -> None:
     whole = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
     if root is not None and not (whole and 0 <= root < size):
         raise UsageError(f"root={root!r} is not a rank: give an int from 0 to {size - 1}")
-
-
-def check_destination(to: To, count: int, size: int) -> None:
-    """Refuse a root that is no rank, and bounds that do not cut `count` elements."""
-    if isinstance(to, Root):
-        check_root(to.rank, size)
-    if isinstance(to, Owners):
-        bounds = list(to.bounds)
-        ends = bounds[:1] + bounds[-1:]
-        if len(bounds) != size + 1 or ends != [0, count] or bounds != sorted(bounds):
-            raise UsageError(
-                f"bounds={to.bounds!r} do not cut {count} elements into a part for each rank: give "
-                f"{size + 1} ascending ints, the first 0 and the last {count}"
-            )
 
 
 def check_host(buffer: Any, to_write: bool) -> None:

@@ -12,8 +12,9 @@ from ncclkv.comm import callbacks
 from ncclkv.comm.base import Collective, Communicator, closed, left
 from ncclkv.comm.buffers import check_color
 from ncclkv.comm.control import CallDigest, ObjectComm
+from ncclkv.comm.destinations import To
 from ncclkv.comm.roster import check_alone
-from ncclkv.comm.types import Apply, Buffer, DoneWork, Owners, Then, To, Work
+from ncclkv.comm.types import Apply, Buffer, DoneWork, Then, Work
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
 
@@ -76,7 +77,7 @@ class SoloCommunicator(Communicator):
 
         return Collective(start)
 
-    def _to_owners(self, send: Buffer, own: Buffer, op: str, to: Owners) -> Collective:
+    def _to_owners(self, send: Buffer, own: Buffer, op: str, to: To) -> Collective:
         return self._reduction(send, own, op, to, sharded_update=False)
 
     def _broadcast(self, buffer: Buffer, root: int) -> Work:

@@ -35,8 +35,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ncclkv.comm.destinations import To
 from ncclkv.comm.transport import Request, Steps
-from ncclkv.comm.types import Apply, Buffer, Owners, To
+from ncclkv.comm.types import Apply, Buffer
 
 Range = tuple[int, int]
 
@@ -150,8 +151,8 @@ def slices(count: int, parts: int, unit: int = 1, start: int = 0) -> list[Range]
 def rounds(count: int, itemsize: int, to: To, size: int, limits: Limits) -> Iterator[Round]:
     """Yield the exchanges of a sum of `count` elements over `size` ranks: at least one."""
     unit = max(1, limits.alignment // itemsize)
-    if isinstance(to, Owners):
-        parts = list(pairwise(to.bounds))
+    if to.divided:
+        parts = [to.part(rank, count) for rank in range(size)]
         longest = max(hi - lo for lo, hi in parts)
         pieces = max(1, -(-longest * itemsize * size // limits.piece))
         cuts = [slices(hi - lo, pieces, unit, lo) for lo, hi in parts]
@@ -218,7 +219,7 @@ class Sum(NamedTuple):
     def steps(self) -> Steps:
         """Make the sum."""
         wire, to, part = self.wire, self.to, self.parts[0]
-        first = to.bounds[wire.rank] if isinstance(to, Owners) else 0
+        first, _ = to.part(wire.rank, part.size)
         for shares, sends_on in rounds(part.size, part.itemsize, to, wire.size, wire.limits):
             own = shares[wire.rank]
             out = None if own is None else self.total[own[0] - first : own[1] - first]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -33,72 +31,6 @@ OPS = ("sum", "avg", "max", "min", "prod")
 
 ALIGNMENT = 256
 """Alignment of buffers in bytes: the largest that a communicator needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Everyone:
-    """Destination of a sum: every rank receives."""
-
-    def receives(self, rank: int) -> bool:
-        """Return whether a rank receives elements."""
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """Destination of a sum: one rank receives.
-
-    Attributes
-    ----------
-    rank : int
-    """
-
-    rank: int
-
-    def receives(self, rank: int) -> bool:
-        """Return whether a rank receives elements."""
-        return rank == self.rank
-
-
-@dataclass(frozen=True, slots=True)
-class Owners:
-    """Destination of a sum: every rank receives a part of its own.
-
-    Attributes
-    ----------
-    bounds : sequence of int
-        Rank r receives elements ``[bounds[r], bounds[r + 1])``; parts may be empty.
-    """
-
-    bounds: Sequence[int]
-
-    def receives(self, rank: int) -> bool:
-        """Return whether a rank receives elements."""
-        return True
-
-    def part(self, rank: int) -> slice:
-        """Return the elements that a rank receives."""
-        return slice(self.bounds[rank], self.bounds[rank + 1])
-
-    def owner(self, element: int) -> int:
-        """Return the rank that receives an element; some rank for an element past the end."""
-        return min(bisect_right(self.bounds, element), len(self.bounds) - 1) - 1
-
-    def within(self, lo: int, hi: int) -> Owners:
-        """Return the owners of elements ``[lo, hi)``, which are then counted from `lo`.
-
-        Examples
-        --------
-        >>> Owners([0, 4, 8, 12]).within(2, 8)
-        Owners(bounds=[0, 2, 6, 6])
-        """
-        return Owners([min(max(bound, lo), hi) - lo for bound in self.bounds])
-
-
-To = Everyone | Root | Owners
-"""A destination of a sum."""
-
-EVERYONE = Everyone()
 
 
 class Work(ABC):

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ncclkv.arrays.memory import FEW, address, addresses, protected
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import EVERYONE, Buffer, Owners, To
+from ncclkv.comm.destinations import EVERYONE, To
+from ncclkv.comm.types import Buffer
 from ncclkv.engine.gathered import Gathered
 from ncclkv.engine.in_flight import InFlight
 from ncclkv.engine.reduction import Reduction, Span
@@ -158,18 +159,15 @@ class BucketState:
 
     def part(self, to: To) -> Range:
         """Return the elements that this rank updates, if sums go to `to` and this rank updates."""
-        if not isinstance(to, Owners):
-            return 0, self.bucket.count
-        own = to.part(self._comm.rank)
-        return own.start, own.stop
+        return to.part(self._comm.rank, self.bucket.count)
 
     def shares_states(self, to: To) -> bool:
         """Return whether the ranks of the node share optimizer states, if sums go to `to`."""
-        return self.node_shared and not isinstance(to, Owners)
+        return self.node_shared and not to.divided
 
     def updates_key(self, entry: Entry) -> bool:
         """Return whether this rank updates a key, if it updates and its rule updates whole keys."""
-        return not isinstance(self.to, Owners) or self.to.owner(entry.lo) == self._comm.rank
+        return self.to.owner(entry.lo) in (None, self._comm.rank)
 
     def optimizer_state(self, name: str, dtype: np.dtype[Any], to: To) -> Buffer:
         """Return the zeroed optimizer state of that name.
@@ -234,7 +232,7 @@ class BucketState:
             lo, hi = bounds
             gradients, weights = self.gradients[lo:hi], self.weights[lo:hi]
             label = plan.label(self.bucket, bounds)
-            to = self.to.within(lo, hi) if isinstance(self.to, Owners) else self.to
+            to = self.to.within(lo, hi)
             cached = Span(lo, hi, gradients, weights, label, to, self.node_shared)
             cached.bucket = self.bucket
             self._spans[bounds] = cached

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ncclkv.arrays.dtypes import real_numbers
-from ncclkv.comm.types import Apply, To
+from ncclkv.comm.destinations import To
+from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.norms import NormLaunch, norm_updates
 from ncclkv.engine.reduction import Span

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import Apply, Buffer, Owners, To
+from ncclkv.comm.destinations import To
+from ncclkv.comm.types import Apply, Buffer
 from ncclkv.engine.reduction import Span
 
 MIN_SPANS = 8
@@ -48,9 +49,8 @@ class Gathered:
         memory = comm.allocate(count * dtype.itemsize).view(dtype)
         self._parts = [memory[lo:hi] for lo, hi in pairwise(self._starts)]
         label = f"{first.label} and {len(spans) - 1} more ranges"
-        if isinstance(to, Owners):
-            to = Owners([self._place(bound) for bound in to.bounds])
-        self.whole = Span(0, count, memory, memory, label, to, first.node_shared)
+        moved = to.placed(self._place)
+        self.whole = Span(0, count, memory, memory, label, moved, first.node_shared)
         self.whole.bucket, self.whole.ranges = first.bucket, [(each.lo, each.hi) for each in spans]
 
     def _place(self, element: int) -> int:

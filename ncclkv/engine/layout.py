@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import To
+from ncclkv.comm.destinations import To
 from ncclkv.engine.bucket_state import Array, BucketMemory, BucketState, Slot
 from ncclkv.engine.reduction import Reduction
 from ncclkv.errors import NotSupported, UsageError

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import Apply, Owners
+from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.reduction import Span
 from ncclkv.kernels.base import Kernels, Measured, Segments
@@ -89,7 +89,7 @@ class NormLaunch:
     @property
     def divided(self) -> bool:
         """Return whether this rank updates and measures only a part of the elements."""
-        return self.state.node_shared or isinstance(self.state.to, Owners)
+        return self.state.node_shared or self.state.to.divided
 
     def merged(self) -> list[Range]:
         """Return the ranges in order; adjacent ranges are joined."""
@@ -214,7 +214,7 @@ class NormUpdates:
         for launch in launches:
             self._update(launch)
         self._clear_sums(launches)
-        if not all(isinstance(launch.state.to, Owners) for launch in divided):
+        if not all(launch.state.to.divided for launch in divided):
             # The ranks of a node share the weights: no rank may read before all have written.
             work = comm.barrier()
             work.label = "the end of an update by norms"
@@ -283,7 +283,7 @@ class NormUpdates:
 
 def _repeats(launch: NormLaunch, comm: Communicator) -> bool:
     """Return whether a rank of another node has measured the same elements."""
-    return not comm.first_node and not isinstance(launch.state.to, Owners)
+    return not comm.first_node and not launch.state.to.divided
 
 
 def norm_updates(optimizer: Optimizer, kernels: Kernels) -> NormUpdates | None:

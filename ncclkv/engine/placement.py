@@ -32,12 +32,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Protocol, cast
+from typing import Protocol
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.buffers import check_root
+from ncclkv.comm.destinations import EVERYONE, Owners, Root, To, bounds_of
 from ncclkv.comm.two_step import slices
-from ncclkv.comm.types import EVERYONE, DoneWork, Owners, Root, To, Work
+from ncclkv.comm.types import DoneWork, Work
 from ncclkv.engine.reduction import Span
 from ncclkv.errors import UsageError
 from ncclkv.table import plan
@@ -160,10 +161,10 @@ class Sharded:
         return [Owners(bounds) for bounds in plan.divide(buckets, loads)]
 
     def publish(self, span: Span) -> Work:
-        owners = cast("Owners", span.to)
-        own = span.weights[owners.part(self._comm.rank)]
-        counts = [hi - lo for lo, hi in pairwise(owners.bounds)]
-        return self._comm.allgatherv(own, span.weights, counts)
+        bounds = bounds_of(span.to, span.weights.size, self._comm.size)
+        lo, hi = span.to.part(self._comm.rank, span.weights.size)
+        counts = [end - begin for begin, end in pairwise(bounds)]
+        return self._comm.allgatherv(span.weights[lo:hi], span.weights, counts)
 
 
 _PLACEMENTS: dict[str, Callable[[Communicator, int], Placement]] = {

@@ -107,13 +107,13 @@ class Reducer:
         timed = None if apply is None else TimedUpdate(apply, span.label)
         work = self.events.launch(
             partial(collective.launch, timed),
-            span.kind,
+            span.to.collective,
             span.label,
             span.gradients.nbytes,
             collective.wire_bytes,
             bucket=span.number,
             keys=span.keys,
-            root=span.root,
+            root=span.to.root,
         )
         if timed is not None:
             self.events.emit_with(work, timed)
@@ -203,13 +203,13 @@ class Reducer:
             state.in_flight.add(
                 self.events.launch(
                     publish,
-                    "allgather" if span.root is None else "broadcast",
+                    "allgather" if span.to.root is None else "broadcast",
                     span.label,
                     span.weights.nbytes,
                     0,
                     bucket=span.number,
                     keys=span.keys,
-                    root=span.root,
+                    root=span.to.root,
                 )
             )
             state.stale = None

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ncclkv.comm.base import Collective, Communicator
-from ncclkv.comm.types import EVERYONE, Buffer, Everyone, Root, To
+from ncclkv.comm.destinations import EVERYONE, To
+from ncclkv.comm.types import Buffer
 from ncclkv.compress.base import Codec
 from ncclkv.engine.events import Events
 from ncclkv.errors import NotSupported
@@ -64,18 +65,6 @@ class Span:
     def number(self) -> int | None:
         """The number of the bucket."""
         return None if self.bucket is None else self.bucket.index
-
-    @property
-    def root(self) -> int | None:
-        """The rank that receives the sums, if it is only one."""
-        return self.to.rank if isinstance(self.to, Root) else None
-
-    @property
-    def kind(self) -> str:
-        """The name of the collective that sends the sums to their destination."""
-        if isinstance(self.to, Everyone):
-            return "allreduce"
-        return "reduce" if isinstance(self.to, Root) else "reduce_scatter"
 
 
 class Reduction(Protocol):

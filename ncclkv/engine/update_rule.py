@@ -13,7 +13,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import Apply, To
+from ncclkv.comm.destinations import To
+from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.reduction import Span

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from itertools import chain, pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +25,8 @@ from ncclkv.checkpoint.manifest import (
 )
 from ncclkv.checkpoint.tensors import Array, Tensor
 from ncclkv.checkpoint.write import NamedArrays, write_files
+from ncclkv.comm.destinations import bounds_of
 from ncclkv.comm.diagnosis.reports import format_ranks
-from ncclkv.comm.types import Owners
 from ncclkv.engine.fused_rule import FusedRule
 from ncclkv.store.all_ranks import run_on_all_ranks
 from ncclkv.store.context import Component, Context
@@ -225,8 +225,8 @@ class Saving(Component):
     def gather_states(self, key: Key) -> dict[str, Array]:
         """Return the states of a key, of which each rank has a part; collective."""
         slot = self._engine.layout[key]
-        owners = cast("Owners", slot.state.to)
-        bounds = owners.within(slot.entry.lo, slot.entry.hi).bounds
+        to = slot.state.to.within(slot.entry.lo, slot.entry.hi)
+        bounds = bounds_of(to, slot.entry.spec.size, self._comm.size)
         counts = [hi - lo for lo, hi in pairwise(bounds)]
         wholes = {}
         for name, own in self._engine.rule.states(slot).items():

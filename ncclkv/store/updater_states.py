@@ -18,7 +18,7 @@ from ncclkv.arrays.dtypes import check_dtype
 from ncclkv.checkpoint import strict_json
 from ncclkv.checkpoint.manifest import Manifest, OwnedStates, UpdaterState, updater_name
 from ncclkv.checkpoint.tensors import Array, Tensor
-from ncclkv.comm.types import Owners
+from ncclkv.comm.destinations import To
 from ncclkv.engine.update_rule import FunctionRule
 from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.store.context import Component
@@ -214,10 +214,10 @@ def tensors(items: Items, rank: int | None = None) -> list[tuple[str, Array]]:
     ]
 
 
-def _owners(buckets: Sequence[Bucket], plan: Sequence[Any]) -> dict[Key, int]:
+def _owners(buckets: Sequence[Bucket], plan: Sequence[To]) -> dict[Key, int]:
     """Return the rank that updates each key of some buckets."""
     return {
-        entry.key: to.owner(entry.lo) if isinstance(to, Owners) else 0
+        entry.key: to.owner(entry.lo) or 0
         for bucket, to in zip(buckets, plan, strict=True)
         for entry in bucket.entries
     }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ncclkv.optimizer as optimizer
-from ncclkv.comm.types import Owners
+from ncclkv.comm.destinations import Owners
 from ncclkv.errors import CheckpointError
 from tests.conformance.checkpoints import Sum, new_store
 from tests.conformance.expect import check_words, full, pulled, same, total

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.destinations import Owners
 from ncclkv.comm.messages.channel import SHORT_BYTES
-from ncclkv.comm.types import Owners, Work
+from ncclkv.comm.types import Work
 from ncclkv.errors import (
     CommAborted,
     CommTimeout,

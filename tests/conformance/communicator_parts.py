@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.destinations import EVERYONE, Owners, Root
 from ncclkv.comm.messages.channel import PIECE_BYTES, SHORT_BYTES
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
-from ncclkv.comm.types import EVERYONE, Owners, Root, Work
+from ncclkv.comm.types import Work
 from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import current_buffers
 from tests.conformance.communicator import (

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.destinations import EVERYONE, Root
 from ncclkv.comm.host.launch import world
 from ncclkv.comm.messages.channel import PIECE_BYTES, SHORT_BYTES
-from ncclkv.comm.types import ALIGNMENT, EVERYONE, DoneWork, Root, Work
+from ncclkv.comm.types import ALIGNMENT, DoneWork, Work
 from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import current_buffers
 from tests.conformance.communicator import case, data, expected, identical, summed

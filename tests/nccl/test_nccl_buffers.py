@@ -21,10 +21,10 @@ import numpy as np
 
 from ncclkv.arrays.dtypes import SUPPORTED
 from ncclkv.comm.buffers import check_op
+from ncclkv.comm.destinations import Root
 from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import DTYPES, OPS
 from ncclkv.comm.nccl.communicator import NcclCommunicator
-from ncclkv.comm.types import Root
 from ncclkv.errors import NotSupported, UsageError
 from tests.nccl.standin import Worker, run_on_standin
 

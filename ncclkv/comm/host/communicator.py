@@ -28,6 +28,7 @@ from ncclkv.comm import callbacks
 from ncclkv.comm.base import Collective, Communicator, closed, left
 from ncclkv.comm.buffers import check_color, check_in_place
 from ncclkv.comm.control import ObjectComm
+from ncclkv.comm.destinations import EVERYONE, To, bounds_of
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.host import finalize
@@ -46,7 +47,7 @@ from ncclkv.comm.shm.setup import Sharing, setup_node
 from ncclkv.comm.shm.shared_gather import SharedGather
 from ncclkv.comm.transport import Steps, Transport
 from ncclkv.comm.two_step import wire_bytes
-from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Then, To, WaitObserver, Work
+from ncclkv.comm.types import Apply, Buffer, Then, WaitObserver, Work
 from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
 from ncclkv.tracebacks import trim
@@ -182,8 +183,9 @@ class HostCommunicator(Communicator):
             send, receive, op, to, sharded=sharded_update, ordered=self.reproducible
         )
 
-    def _to_owners(self, send: Buffer, own: Buffer, op: str, to: Owners) -> Collective:
-        call, ordered = header.reduce_scatter(send, op, to.bounds), self.reproducible
+    def _to_owners(self, send: Buffer, own: Buffer, op: str, to: To) -> Collective:
+        bounds = bounds_of(to, send.size, self.size)
+        call, ordered = header.reduce_scatter(send, op, bounds), self.reproducible
         node = self._node
         if node is not None and len(node.nodes) > 1:
             # The ranks of one index on each node share the work, so every node needs all indices.
@@ -195,10 +197,10 @@ class HostCommunicator(Communicator):
                 if node is None:
                     return algorithms.reduction(channel, send, own, op, to, apply)
                 cross = CrossNode(node, channel, to, ordered=ordered)
-                return reduce_scatter(node, call, send, own, to.bounds, apply, cross)
+                return reduce_scatter(node, call, send, own, bounds, apply, cross)
 
             def on_node(node: Node) -> Steps:
-                return reduce_scatter(node, call, send, own, to.bounds, apply)
+                return reduce_scatter(node, call, send, own, bounds, apply)
 
             return self._start(call, on_node, across_nodes)
 

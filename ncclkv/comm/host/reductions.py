@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.base import Collective
+from ncclkv.comm.destinations import To
 from ncclkv.comm.messages import algorithms
 from ncclkv.comm.messages.channel import SHORT_BYTES, limits
 from ncclkv.comm.messages.progress import ProgressEngine, StepWork
@@ -22,7 +23,7 @@ from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.small_allreduce import SmallAllReduce, SmallAllReduceWork
 from ncclkv.comm.shm.staging import INLINE_BYTES
 from ncclkv.comm.two_step import Limits, wire_bytes
-from ncclkv.comm.types import Apply, Buffer, Root, To, Work
+from ncclkv.comm.types import Apply, Buffer, Work
 
 _MAX_PREPARED = 4096
 _MAX_SMALL = 1024
@@ -68,7 +69,7 @@ class Reductions:
     ) -> Collective | None:
         """Return the reduction that was prepared for these arguments; None if there is none."""
         cached = self._prepared.get((id(send), id(receive)))
-        if cached is None or not cached.matches(send, receive, (op, _root(to), sharded, ordered)):
+        if cached is None or not cached.matches(send, receive, (op, to.root, sharded, ordered)):
             return None
         return Collective(partial(cached.start, send, receive), cached.sent)
 
@@ -89,7 +90,7 @@ class Reductions:
         start, sent = self._prepare(send, receive, op, to, sharded=sharded, ordered=ordered)
         if len(self._prepared) >= _MAX_PREPARED:
             self._prepared.clear()
-        options = op, _root(to), sharded, ordered
+        options = op, to.root, sharded, ordered
         self._prepared[id(send), id(receive)] = _Prepared(send, receive, options, start, sent)
         return Collective(partial(start, send, receive), sent)
 
@@ -97,7 +98,7 @@ class Reductions:
         self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded: bool, ordered: bool
     ) -> tuple[Start, Sent]:
         """Choose the algorithm: in the memory of the node, between nodes, or by messages."""
-        node, root = self._node, _root(to)
+        node, root = self._node, to.root
         sent = partial(wire_bytes, send.size, send.itemsize, to, self._rank, self._size)
         if node is not None:
             sharded = sharded or (root is None and node.is_node_shared(receive))
@@ -141,16 +142,11 @@ class Reductions:
 
     def _by_messages(self, send: Buffer, op: str, to: To) -> Start:
         """Prepare a reduction from rank to rank."""
-        call = header.reduction(send.nbytes, send.dtype, op, _root(to), sharded_update=False)
+        call = header.reduction(send.nbytes, send.dtype, op, to.root, sharded_update=False)
         launch = self._tags.launch
         return lambda send, receive, apply: launch(
             lambda channel: algorithms.reduction(channel, send, receive, op, to, apply), call
         )
-
-
-def _root(to: To) -> int | None:
-    """Return the one rank that receives; None if all do."""
-    return to.rank if isinstance(to, Root) else None
 
 
 class _Prepared:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ncclkv.comm.destinations import To
 from ncclkv.comm.messages.channel import SHORT_BYTES, Channel
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import Sum, all_to_all, slices
-from ncclkv.comm.types import Apply, Buffer, To
+from ncclkv.comm.types import Apply, Buffer
 
 _LENGTH_BYTES = 8
 

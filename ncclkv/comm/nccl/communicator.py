@@ -18,6 +18,7 @@ import numpy as np
 from ncclkv.comm import callbacks
 from ncclkv.comm.base import Collective, Communicator, Graph, closed, left
 from ncclkv.comm.control import ObjectComm
+from ncclkv.comm.destinations import To, bounds_of
 from ncclkv.comm.host import finalize
 from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import Binding, Handle, group, version_text
@@ -29,7 +30,7 @@ from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.two_step import LEAST, wire_bytes
-from ncclkv.comm.types import Apply, Buffer, DoneWork, Owners, Root, Then, To, WaitObserver, Work
+from ncclkv.comm.types import Apply, Buffer, DoneWork, Then, WaitObserver, Work
 from ncclkv.errors import CommAborted, KVStoreError, NotSupported, RankLost, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.tracebacks import public
@@ -167,7 +168,7 @@ class NcclCommunicator(Communicator):
     def _reduction(
         self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
     ) -> Collective:
-        root = to.rank if isinstance(to, Root) else None
+        root = to.root
         arguments = dtypes.reduce_arguments(send, receive, send.size, self._wire_op(send, op))
         binding = self._binding
 
@@ -182,8 +183,8 @@ class NcclCommunicator(Communicator):
         own = range(send.size if to.receives(self.rank) else 0)
         return self._sum(what, enqueue, send, receive, op, to, own)
 
-    def _to_owners(self, send: Buffer, own: Buffer, op: str, to: Owners) -> Collective:
-        parts = [send[lo:hi] for lo, hi in pairwise(to.bounds)]
+    def _to_owners(self, send: Buffer, own: Buffer, op: str, to: To) -> Collective:
+        parts = [send[lo:hi] for lo, hi in pairwise(bounds_of(to, send.size, self.size))]
         even = len({part.size for part in parts}) == 1
         wire_op = self._wire_op(send, op)
         whole = dtypes.reduce_arguments(send, own, own.size, wire_op)
@@ -199,7 +200,7 @@ class NcclCommunicator(Communicator):
                         self._binding.reduce(handle, *each[root], root, stream)
 
         what = f"a reduce_scatter of {send.nbytes} bytes"
-        bounds = range(send.size)[to.part(self.rank)]
+        bounds = range(*to.part(self.rank, send.size))
         return self._sum(what, enqueue, send, own, op, to, bounds)
 
     def _wire_op(self, send: Buffer, op: str) -> str:

@@ -19,13 +19,14 @@ from contextlib import AbstractContextManager
 
 from ncclkv.arrays.memory import address
 from ncclkv.comm import two_step
+from ncclkv.comm.destinations import To
 from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import Handle, group
 from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
 from ncclkv.comm.transport import LocalRequest, Request
 from ncclkv.comm.two_step import Limits, Wire
-from ncclkv.comm.types import ALIGNMENT, Buffer, To
+from ncclkv.comm.types import ALIGNMENT, Buffer
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 

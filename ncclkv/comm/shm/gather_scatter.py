@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from ncclkv.comm.destinations import Owners
 from ncclkv.comm.shm import header
 from ncclkv.comm.shm.allocator import Offset
 from ncclkv.comm.shm.hierarchical import CrossNode, refusing
@@ -23,7 +24,7 @@ from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import DONE, ENTERED, CollectiveSlot
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
 from ncclkv.comm.transport import Steps
-from ncclkv.comm.types import Apply, Buffer, Owners
+from ncclkv.comm.types import Apply, Buffer
 from ncclkv.kernels.host import HostKernels
 
 Rows = Sequence[tuple[int, int]]

@@ -10,18 +10,18 @@ tenth.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ncclkv.comm import two_step
+from ncclkv.comm.destinations import To
 from ncclkv.comm.messages.channel import Channel, limits
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import CollectiveSlot
 from ncclkv.comm.transport import LocalRequest, Messages, Request, Steps
 from ncclkv.comm.two_step import Sum, slices
-from ncclkv.comm.types import EVERYONE, Buffer, Owners, Root, To
+from ncclkv.comm.types import Buffer
 from ncclkv.errors import OrderMismatch
 from ncclkv.kernels.host.chunks import working_dtype
 from ncclkv.kernels.host.reduce import finish
@@ -86,13 +86,13 @@ class CrossNode(NodeGroup):
     def __init__(self, node: Node, channel: Channel, to: To, *, ordered: bool) -> None:
         ranks = [each[node.index] for each in node.nodes if node.index < len(each)]
         super().__init__(channel, ranks)
-        self._to = _among_nodes(node, to)
+        self._to = to.among(node.nodes, node.index)
         self._nodes = node.nodes
         self._size = channel.size
         self._ordered = ordered
 
     def reduce(
-        self, parts: Sequence[Buffer], op: str, owners: Owners | None = None
+        self, parts: Sequence[Buffer], op: str, owners: To | None = None
     ) -> Generator[Sequence[Request], None, Reduced]:
         """Reduce a slice over all ranks; `parts` are those of this node's ranks, in their order.
 
@@ -100,7 +100,7 @@ class CrossNode(NodeGroup):
         """
         count, dtype = parts[0].size, parts[0].dtype
         to: To = owners or self._to
-        own = slice(None) if owners is None else owners.part(self.channel.rank)
+        own = slice(None) if owners is None else slice(*owners.part(self.channel.rank, count))
         if self._ordered:
             total = np.empty(count, dtype)[own]
             yield from Sum(self.channel, parts, self._nodes, total, op, to).steps()
@@ -130,25 +130,15 @@ def wire_bytes(
     ordered : bool
         As for `CrossNode`.
     """
-    nodes = _among_nodes(node, to)
+    nodes = to.among(node.nodes, node.index)
     lo, hi = [*slices(count, node.owners), (0, 0)][min(node.index, node.owners)]
-    width = nodes.bounds[-1] if isinstance(nodes, Owners) else hi - lo
+    width = nodes.part(len(node.nodes) - 1, hi - lo)[1]
     copies = 0 if sharded else sum(to.receives(rank) for rank in node.ranks if rank != node.rank)
     inside = (count - width + copies * width) * dtype.itemsize
     itemsize = dtype.itemsize if ordered else working_dtype(dtype, op).itemsize
     size, number = len(node.nodes), node.nodes.index(tuple(node.ranks))
     parts = len(node.ranks) if ordered else 1
     return inside + two_step.wire_bytes(width, itemsize, nodes, number, size, limits(size), parts)
-
-
-def _among_nodes(node: Node, to: To) -> To:
-    """Return the destination among nodes: that of the root, every node, or owners of one index."""
-    if isinstance(to, Owners):
-        parts = [to.part(each[node.index]) for each in node.nodes]
-        return Owners([0, *accumulate(part.stop - part.start for part in parts)])
-    if not isinstance(to, Root):
-        return EVERYONE
-    return Root(next(number for number, each in enumerate(node.nodes) if to.rank in each))
 
 
 class Reduced(NamedTuple):

@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         name="stream-of-torch-not-looked-at",
         file=CUPY,
-        old="    if _cupy().cuda.get_current_stream(number).ptr != stream:\n",
+        old="    if _cupy().cuda.get_current_stream(device_id).ptr != stream:\n",
         new="    if False:\n",
         why="a gradient of torch's is read while torch still writes it",
         tests=(Selection("0", "nccl/test_arrays_gpus.py", "have_to_be_the_same"),),
@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         name="stream-of-torch-on-the-current-device",
         file=CUPY,
-        old="cuda.current_stream(number).cuda_stream",
+        old="cuda.current_stream(device_id).cuda_stream",
         new="cuda.current_stream(0).cuda_stream",
         why="a tensor of the second GPU is compared with the stream of the first",
         tests=(Selection("0", "nccl/test_arrays_gpus.py", "any_gpu_is_viewed"),),

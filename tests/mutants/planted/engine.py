@@ -19,7 +19,6 @@ OVERLAP = "ncclkv/engine/overlap.py"
 PLACEMENT = "ncclkv/engine/placement.py"
 PLAN = "ncclkv/table/plan.py"
 REDUCER = "ncclkv/engine/reducer.py"
-REDUCTION = "ncclkv/engine/reduction.py"
 RESTORING = "ncclkv/store/restoring.py"
 UPDATES = "ncclkv/engine/update_rule.py"
 UPDATERS = "ncclkv/store/updaters.py"
@@ -58,8 +57,8 @@ MUTANTS = (
     Mutant(
         name="states-of-another-owner",
         file=BUCKET_STATE,
-        old="        own = to.part(self._comm.rank)\n",
-        new="        own = to.part((self._comm.rank + 1) % self._comm.size)\n",
+        old="        return to.part(self._comm.rank, self.bucket.count)\n",
+        new="        return to.part((self._comm.rank + 1) % self._comm.size, self.bucket.count)\n",
         why="a rank allocates the states of another slice than it updates",
         tests=(SHARDED,),
     ),
@@ -90,8 +89,8 @@ MUTANTS = (
     Mutant(
         name="slice-of-one-rank-too-long",
         file=PLACEMENT,
-        old="        own = span.weights[owners.part(self._comm.rank)]\n",
-        new="        own = span.weights[: owners.bounds[1]]\n",
+        old="        lo, hi = span.to.part(self._comm.rank, span.weights.size)\n",
+        new="        lo, hi = 0, bounds[1]\n",
         why="a rank publishes the elements of another owner",
         tests=(SHARDED,),
     ),
@@ -361,9 +360,9 @@ MUTANTS = (
     ),
     Mutant(
         name="prepared-for-another-op",
-        file=REDUCTION,
-        old="        if collective is None or span.prepared_for != wanted:\n",
-        new="        if collective is None:\n",
+        file=REDUCER,
+        old="            if collective is None or span.prepared_for != wanted:\n",
+        new="            if collective is None:\n",
         why="a sum goes where the last launch of the range wrote, by its op",
         tests=(THREADS,),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, Selection
 
 EVENTS = "ncclkv/engine/events.py"
-REDUCTION = "ncclkv/engine/reduction.py"
+REDUCER = "ncclkv/engine/reducer.py"
 REDUCTIONS = "ncclkv/comm/host/reductions.py"
 SEQUENCE = "ncclkv/comm/shm/sequence.py"
 SESSION = "ncclkv/store/session.py"
@@ -18,17 +18,17 @@ NODES = Selection("0", "ranks/test_events.py", ranks=4, environment=("NCCLKV_RAN
 MUTANTS = (
     Mutant(
         name="collectives-counted-while-somebody-listens",
-        file=REDUCTION,
-        old="            events.sequence += 1\n",
+        file=REDUCER,
+        old="                self.events.sequence += 1\n",
         new="",
         why="events of ranks with instruments of different age cannot be matched",
         tests=(RANKS,),
     ),
     Mutant(
         name="bytes-of-the-array-taken-for-sent-bytes",
-        file=REDUCTION,
+        file=REDUCER,
         old="            collective.wire_bytes,\n            bucket",
-        new="            nbytes,\n            bucket",
+        new="            span.gradients.nbytes,\n            bucket",
         why="a rank alone reports traffic",
         tests=(Selection("0", "unit/engine/test_reduction.py"), RANKS),
     ),

@@ -9,6 +9,7 @@ ALLOCATOR = "ncclkv/comm/shm/allocator.py"
 ALLREDUCE = "ncclkv/comm/shm/allreduce.py"
 BROADCAST = "ncclkv/comm/shm/broadcast.py"
 CHUNKS = "ncclkv/kernels/host/chunks.py"
+DESTINATIONS = "ncclkv/comm/destinations.py"
 FRAMING = "ncclkv/comm/messages/framing.py"
 GATHER = "ncclkv/comm/shm/gather_scatter.py"
 HEADER = "ncclkv/comm/shm/header.py"
@@ -212,9 +213,9 @@ MUTANTS = (
     ),
     Mutant(
         name="sum-over-the-other-nodes-kept-here",
-        file=HIERARCHICAL,
-        old="        return EVERYONE\n",
-        new="        return Root(0)\n",
+        file=DESTINATIONS,
+        old="        return self\n\n    def check(self, count: int, size: int) -> None: ...\n",
+        new="        return Root(0)\n\n    def check(self, count: int, size: int) -> None: ...\n",
         why="nodes other than the first have only their own sums",
         tests=(NODES,),
     ),

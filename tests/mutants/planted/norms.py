@@ -38,15 +38,15 @@ MUTANTS = (
     Mutant(
         name="every-node-measures",
         file=NORMS,
-        old="    return not comm.first_node and not isinstance",
-        new="    return False and not isinstance",
+        old="    return not comm.first_node and not launch",
+        new="    return False and not launch",
         why="on several nodes that share weights, norms are too large",
         tests=(NODES,),
     ),
     Mutant(
         name="owners-of-one-node-measure",
         file=NORMS,
-        old="    return not comm.first_node and not isinstance(launch.state.to, Owners)\n",
+        old="    return not comm.first_node and not launch.state.to.divided\n",
         new="    return not comm.first_node\n",
         why="on several nodes the parts of some owners are in no norm",
         tests=(NODES,),
@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         name="no-barrier-after-an-update",
         file=NORMS,
-        old="        if not all(isinstance(launch.state.to, Owners) for launch in divided):\n",
+        old="        if not all(launch.state.to.divided for launch in divided):\n",
         new="        if False:\n",
         why="a rank reads shared weights before another rank has updated its part",
         tests=(Selection("0", "ranks/test_norms.py", ranks=3),),

@@ -73,7 +73,7 @@ MUTANTS = (
     Mutant(
         name="chosen-stream-taken-away",
         file=CUPY,
-        old="        if cuda.get_current_stream(number) is not before:\n",
+        old="        if cuda.get_current_stream(device_id) is not before:\n",
         new="        if False:\n",
         why="a program's kernels after a push run before those that it launched earlier",
         tests=(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ncclkv.comm.destinations import EVERYONE, To
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.comm.types import EVERYONE, To
 from ncclkv.engine.events import Events
 from ncclkv.engine.layout import Layout
 from ncclkv.engine.reduction import reduction_for

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ncclkv.comm.destinations import EVERYONE, Owners, To
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.comm.types import EVERYONE, DoneWork, Owners, To
+from ncclkv.comm.types import DoneWork
 from ncclkv.engine.bucket_state import BucketState
 from ncclkv.engine.events import Events
 from ncclkv.engine.fused_rule import FusedRule

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
 from ncclkv.comm.host import threads
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.comm.types import EVERYONE, Buffer, Owners, Root, To
+from ncclkv.comm.types import Buffer
 from ncclkv.engine.placement import placement
 from ncclkv.engine.reduction import Span
 from ncclkv.errors import UsageError
