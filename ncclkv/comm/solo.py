@@ -13,7 +13,7 @@ from ncclkv.comm.base import Collective, Communicator, closed, left
 from ncclkv.comm.buffers import check_color
 from ncclkv.comm.control import CallDigest, ObjectComm
 from ncclkv.comm.destinations import To
-from ncclkv.comm.roster import check_alone
+from ncclkv.comm.diagnosis.roster import check_alone
 from ncclkv.comm.types import Apply, Buffer, DoneWork, Then, Work
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels

@@ -34,17 +34,16 @@ def freed_without_store(ranks: Communicator) -> Iterator[None]:
     """Free the communicator if the block fails to make its store."""
     try:
         yield
-    except (UsageError, SpecMismatch, LaunchError) as error:
-        if isinstance(error, SpecMismatch):
-            dump.write_of(ranks, error)
-        # All ranks raise the same error, so the collective close returns.
-        with suppress(KVStoreError):
-            ranks.close()
-        raise
     except BaseException as error:
         if isinstance(error, (ContractError, CommError)):
-            dump.write_of(ranks, error)
-        ranks.abort(f"{type(error).__name__}: {error}")
+            with ranks.lock:
+                dump.write(error, ranks.calls, ranks.name)
+        if isinstance(error, (UsageError, SpecMismatch, LaunchError)):
+            # All ranks raise the same error, so the collective close returns.
+            with suppress(KVStoreError):
+                ranks.close()
+        else:
+            ranks.abort(f"{type(error).__name__}: {error}")
         raise
 
 

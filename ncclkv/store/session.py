@@ -23,8 +23,7 @@ from typing import NoReturn
 from ncclkv import concurrency
 from ncclkv.comm import callbacks
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.diagnosis import dump
-from ncclkv.comm.host import finalize
+from ncclkv.comm.diagnosis import dump, farewells
 from ncclkv.engine.events import Events
 from ncclkv.engine.update_rule import Updates
 from ncclkv.errors import (
@@ -189,7 +188,7 @@ class Session:
             error.call = error.call or name
         if isinstance(error, (ContractError, CommError)):
             self.fail(error)
-            finalize.failed(error)
+            farewells.failed(error)
         elif isinstance(error, UsageError):
             self.prefix_rank(error)
             interrupts = isinstance(error, OutOfMemory) and not self.recording
@@ -229,7 +228,8 @@ class Session:
         if self.events.listeners:
             self.events.emit("failed", f"{type(error).__name__}: {error}")
         if not self._alone:
-            dump.write_of(self.comm, error)
+            with self.comm.lock:
+                dump.write(error, self.comm.calls, self.comm.name)
 
     def prefix_rank(self, error: UsageError) -> None:
         """Put this rank before the text of a `UsageError`; other errors already name the rank."""
@@ -337,7 +337,7 @@ class Verb:
         except (ContractError, CommError) as error:
             if session.failure is None:  # found between verbs
                 session.fail(error)
-                finalize.failed(error)
+                farewells.failed(error)
             raise
         self._begin = self._begin_observed() if self._events.listeners else None
         # Last, because an exception of a signal handler in this method must not leave the name set.

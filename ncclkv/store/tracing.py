@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ncclkv import concurrency, env
-from ncclkv.comm.host import finalize
+from ncclkv.comm.diagnosis import farewells
 from ncclkv.errors import RankLost, UsageError
 from ncclkv.store.context import Component, Context
 from ncclkv.store.instruments import Instruments
@@ -140,4 +140,4 @@ class Tracing(Component):
         try:
             self.compare_clocks()
         except RankLost as lost:
-            finalize.forgive(lost)
+            farewells.forgive(lost)

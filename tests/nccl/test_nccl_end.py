@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from ncclkv.comm.host import finalize
+from ncclkv.comm.diagnosis import farewells
 from ncclkv.comm.nccl import lifetime
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
@@ -66,7 +66,7 @@ def test_the_first_failure_is_reported():
 
 
 def test_close_forgives_a_lost_rank_as_on_hosts(monkeypatch):
-    monkeypatch.setattr(finalize, "_failure", None)
+    monkeypatch.setattr(farewells, "_failure", None)
 
     def body(worker: Worker) -> None:
         comm = communicator(worker)
@@ -76,7 +76,7 @@ def test_close_forgives_a_lost_rank_as_on_hosts(monkeypatch):
             comm.close()
 
     run_on_standin(2, body)
-    assert finalize._failure is None
+    assert not farewells.failure()
 
 
 def test_a_failure_is_kept_without_the_frames_that_it_passed():

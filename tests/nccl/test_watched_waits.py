@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from ncclkv.comm.host import finalize
+from ncclkv.comm.diagnosis import farewells
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.comm.nccl.watcher import Watched
 from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
@@ -117,7 +117,7 @@ def test_a_rank_that_left_ends_the_wait_and_the_next_call_raises(caplog):
 
 def test_an_error_that_the_watcher_finds_is_noted_once_for_the_end_of_mpi(monkeypatch):
     noted: list[BaseException] = []
-    monkeypatch.setattr(finalize, "failed", noted.append)
+    monkeypatch.setattr(farewells, "failed", noted.append)
 
     def body(worker: Worker) -> None:
         comm, eyes = watched(worker)

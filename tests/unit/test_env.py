@@ -10,7 +10,7 @@ import pytest
 
 import ncclkv
 from ncclkv import env, launchers, testing
-from ncclkv.comm import roster
+from ncclkv.comm.diagnosis import roster
 from ncclkv.comm.host import threads
 from ncclkv.errors import LaunchError
 

@@ -26,6 +26,7 @@ USED_LATER = (
     "trainer",
 )
 """Parts of the package that a store on a host needs for some of its verbs alone."""
+FOLDERS = [module.name for module in modules() if module.path.name == "__init__.py"]
 PAGE = ROOT / "docs" / "architecture.md"
 
 Layers = dict[str, set[str]]
@@ -120,13 +121,25 @@ print(*sys.modules)
     assert not {part for part in parts if part.startswith(USED_LATER)}
 
 
-def circles(found: Sequence[Module]) -> list[set[str]]:
-    """Return the sets of files that import each other in a circle, type-only imports included."""
+def circles(found: Sequence[Module], folder: str = "") -> list[set[str]]:
+    """Return the sets of files that import each other in a circle, type-only imports included.
+
+    Parameters
+    ----------
+    found : sequence of Module
+    folder : str
+        Of the files; each of its own folders counts as one file.
+    """
+
+    def room(name: str) -> str:
+        return ".".join(name.split(".")[: len(folder.split(".")) + 1]) if folder else name
+
     known = {module.name for module in found}
-    beneath = {
-        module.name: {each.name for each in module.imports(known)} & known - {module.name}
-        for module in found
-    }
+    beneath: dict[str, set[str]] = {room(name): set() for name in known}
+    for module in found:
+        beneath[room(module.name)] |= {
+            room(each.name) for each in module.imports(known) if each.name in known
+        } - {room(module.name)}
     reached = {name: reachable(name, beneath) for name in beneath}
     rings = [{other for other in reached[name] if name in reached[other]} for name in beneath]
     return [ring for number, ring in enumerate(rings) if ring and ring not in rings[:number]]
@@ -148,6 +161,13 @@ def test_no_circle_of_imports():
     assert circles(modules()) == []
 
 
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_circle_of_folders(folder):
+    """Check that the folders inside a folder, and its files, have an order: no import runs up."""
+    inside = [each for each in modules() if f"{each.name}.".startswith(f"{folder}.")]
+    assert circles(inside, folder) == []
+
+
 def test_circle_of_imports_is_found(tmp_path):
     sources = {
         "a": "from ncclkv import b",
@@ -161,6 +181,17 @@ def test_circle_of_imports_is_found(tmp_path):
         path.write_text(text)
         found.append(Module(path, f"ncclkv.{name}"))
     assert circles(found) == [{"ncclkv.a", "ncclkv.b", "ncclkv.c"}]
+
+
+def test_circle_of_folders_is_found(tmp_path):
+    sources = {"low.a": "", "low.b": "from ncclkv.high import c", "high.c": "import ncclkv.low.a"}
+    found = []
+    for name, text in sources.items():
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        found.append(Module(path, f"ncclkv.{name}"))
+    assert circles(found) == []
+    assert circles(found, "ncclkv") == [{"ncclkv.low", "ncclkv.high"}]
 
 
 LAYERS = parse("```imports\nlow:\nhigh: low\nhigh.top: low high\n```")

@@ -15,7 +15,6 @@ from weakref import WeakSet
 
 from ncclkv import concurrency, env
 from ncclkv.comm.backoff import Backoff
-from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis.mismatch import REPORT_CALLS, CallComparison
 from ncclkv.comm.diagnosis.reports import Report
 
@@ -45,7 +44,7 @@ def write(error: BaseException, calls: CallComparison | None, transport: str = "
     error : BaseException
         The error that breaks the store.
     calls : CallComparison or None
-        The comparison of the store; None when its creation failed.
+        The comparison of the store, whose lock the caller holds; None when its creation failed.
     transport : str
         Name of the store's transport.
     """
@@ -74,12 +73,6 @@ def write(error: BaseException, calls: CallComparison | None, transport: str = "
                 f"ncclkv: NCCLKV_DUMP={folder!r}: the file of rank {rank} was not written: "
                 f"{reason}; set a directory that this rank can write to\n"
             )
-
-
-def write_of(ranks: Communicator, error: BaseException) -> None:
-    """Write the file of a store's rank, under the lock that protects its received reports."""
-    with ranks.lock:
-        write(error, ranks.calls, ranks.name)
 
 
 def _await_others(folder: Path, store: str, calls: CallComparison) -> None:

@@ -55,7 +55,7 @@ from ncclkv.comm.diagnosis.reports import (
     first_difference,
     format_ranks,
 )
-from ncclkv.comm.roster import Roster
+from ncclkv.comm.diagnosis.roster import Roster
 from ncclkv.comm.transport import Transport
 from ncclkv.errors import OrderMismatch
 

@@ -29,15 +29,15 @@ from ncclkv.comm.base import Collective, Communicator, closed, left
 from ncclkv.comm.buffers import check_color, check_in_place
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.destinations import EVERYONE, To, bounds_of
+from ncclkv.comm.diagnosis import farewells
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.diagnosis.mismatch import CallComparison
-from ncclkv.comm.host import finalize
+from ncclkv.comm.diagnosis.roster import meet
 from ncclkv.comm.host.reductions import Reductions
 from ncclkv.comm.messages import algorithms
 from ncclkv.comm.messages.channel import SHORT_BYTES, Channel, limits
 from ncclkv.comm.messages.progress import ProgressEngine, StepWork, followed
 from ncclkv.comm.messages.tags import TagPool
-from ncclkv.comm.roster import meet
 from ncclkv.comm.shm import header, hierarchical
 from ncclkv.comm.shm.broadcast import Broadcast
 from ncclkv.comm.shm.gather_scatter import allgather, barrier, reduce_scatter
@@ -309,7 +309,7 @@ class HostCommunicator(Communicator):
         try:
             self.control.barrier("close")
         except RankLost as lost:
-            finalize.forgive(lost)  # the lost rank needs nothing more, and close moves no data
+            farewells.forgive(lost)  # the lost rank needs nothing more, and close moves no data
             self.abort(str(lost))
         else:
             self._closed = True

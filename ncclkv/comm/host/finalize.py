@@ -19,20 +19,17 @@ from __future__ import annotations
 import ctypes
 import sys
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 from ncclkv import env, notify
-from ncclkv.comm.diagnosis.farewells import FINISHED, PROCESS_ENDED
+from ncclkv.comm.diagnosis import farewells
 from ncclkv.comm.host.exit_wait import PATIENCE, ExitWait
 from ncclkv.comm.host.final_barrier import FinalBarrier
-from ncclkv.errors import CommError, ContractError
 from ncclkv.system import abort, watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _barriers: list[FinalBarrier] = []
-_failure: tuple[ref[BaseException], str] | None = None
 
 _ends_here = False
 """True when this module ends MPI, and not mpi4py or the program."""
@@ -66,43 +63,13 @@ def join(comm: MPI.Intracomm, timeout: float) -> None:
         Seconds after which the ranks that are late at the end are named.
     """
     if comm.Get_size() >= max((len(each.members) for each in _barriers), default=0):
-        _record(None)
+        farewells.forgive()
     if any(each.covers(comm) for each in _barriers):
         return
     with watchdog.guard("making an MPI communicator", timeout):
         _barriers.append(FinalBarrier(comm.Dup(), timeout))
     if len(_barriers) == 1:
         _watch_finalize()
-
-
-def failed(error: BaseException) -> None:
-    """Record an error after which other ranks may never reach the end of MPI."""
-    if isinstance(error, (ContractError, CommError)):
-        # A reference to the error would keep the store alive, by the frames of its traceback.
-        _record((ref(error), abort.reason_of(error)))
-
-
-def forgive(error: BaseException) -> None:
-    """Drop the record of `error`: the rank that it names has ended normally."""
-    if _failure is not None and _failure[0]() is error:
-        _record(None)
-
-
-def _record(failure: tuple[ref[BaseException], str] | None) -> None:
-    """Record a failure, and report it to `ncclkv run`: the program may end by `os._exit`."""
-    global _failure
-    before, now = (each[1] if each is not None else "" for each in (_failure, failure))
-    _failure = failure
-    if now != before:
-        notify.notify(notify.BROKEN, now)
-
-
-def farewell() -> str:
-    """Return the reason in this rank's farewell at the end of its process."""
-    if _failure is not None:
-        return f"{PROCESS_ENDED}, after {_failure[1]}"
-    cause = abort.bad_end()
-    return f"{PROCESS_ENDED}, by {cause}" if cause else FINISHED
 
 
 def end() -> None:
@@ -129,7 +96,7 @@ def _all_passed() -> bool:
     # Before the other ranks fail because of this rank, and end the job.
     code = abort.exit_code()
     notify.notify(notify.EXITS, notify.UNKNOWN if code is None else str(code))
-    exit_wait = ExitWait(_barriers, _failure[1] if _failure is not None else abort.bad_end())
+    exit_wait = ExitWait(_barriers, farewells.failure() or abort.bad_end())
     reason = exit_wait.wait()
     if reason:
         abort.announce(reason)

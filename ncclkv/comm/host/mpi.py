@@ -13,6 +13,7 @@ import numpy as np
 from ncclkv import env
 from ncclkv.comm import backoff
 from ncclkv.comm.backoff import Backoff
+from ncclkv.comm.diagnosis import farewells
 from ncclkv.comm.host import finalize, window
 from ncclkv.comm.host.alone import library_name
 from ncclkv.comm.host.groups import common_ranks
@@ -225,5 +226,5 @@ def _leave_all() -> None:
     if os.getpid() != _process:  # a forked child is not a rank
         return
     for transport in list(_open):
-        transport.leave(finalize.farewell())
+        transport.leave(farewells.own())
     finalize.end()

@@ -13,10 +13,10 @@ from typing import TypeVar
 from ncclkv import concurrency
 from ncclkv.comm import callbacks
 from ncclkv.comm.control import CallDigest
+from ncclkv.comm.diagnosis import farewells
 from ncclkv.comm.diagnosis.awaited import Awaited
 from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
 from ncclkv.comm.diagnosis.mismatch import CallComparison
-from ncclkv.comm.host import finalize
 from ncclkv.comm.transport import PeerFailed, Request, Steps, Transport
 from ncclkv.comm.types import Then, WaitObserver, Work
 from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch, again
@@ -258,7 +258,7 @@ class ProgressEngine:
             failure = self._hang_detector.timeout_error(work, self.missing(work), waited, limit)
         if failure is not None:
             self.failure = again(failure)
-            finalize.failed(failure)
+            farewells.failed(failure)
             raise failure
         self._hang_detector.report(self, work, waited, limit)
 

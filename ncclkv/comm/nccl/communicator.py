@@ -19,7 +19,7 @@ from ncclkv.comm import callbacks
 from ncclkv.comm.base import Collective, Communicator, Graph, closed, left
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.destinations import To, bounds_of
-from ncclkv.comm.host import finalize
+from ncclkv.comm.diagnosis import farewells
 from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import Binding, Handle, group, version_text
 from ncclkv.comm.nccl.creation import create
@@ -339,7 +339,7 @@ class NcclCommunicator(Communicator):
         try:
             self.control.barrier("close")
         except RankLost as lost:
-            finalize.forgive(lost)
+            farewells.forgive(lost)
             # The lost rank waits for no answer: this rank may leave too.
             self.abort(str(lost))
             return
@@ -348,7 +348,7 @@ class NcclCommunicator(Communicator):
         try:
             self._lifetime.destroy(UsageError(closed(self.rank, self.size)), look)
         except RankLost as lost:
-            finalize.forgive(lost)
+            farewells.forgive(lost)
             self._peers.abort(str(lost))
             return
         except KVStoreError as error:

@@ -28,5 +28,5 @@ in halves of 4 MiB.  The windows of a node take at most half of the free space. 
 refused too, ranks exchange messages.  `ncclkv.comm.shm.setup` chooses, and logs the reasons.
 
 **Nodes.**  ``NCCLKV_RANKS_PER_NODE`` splits the ranks of a machine into several nodes, for tests.
-Ranks compare the variable when they make a communicator (`ncclkv.comm.roster`).
+Ranks compare the variable when they make a communicator (`ncclkv.comm.diagnosis.roster`).
 """

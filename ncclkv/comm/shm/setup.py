@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ncclkv import env
 from ncclkv.comm.control import ObjectComm
-from ncclkv.comm.roster import Roster
+from ncclkv.comm.diagnosis.roster import Roster
 from ncclkv.comm.shm.node import CONTROL_BYTES, PAGE, Node
 from ncclkv.comm.shm.segment import MIB, MemfdSegment, Segment, WindowSegment
 from ncclkv.comm.shm.staging import HALF_BYTES

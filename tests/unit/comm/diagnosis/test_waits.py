@@ -11,7 +11,7 @@ from ncclkv.comm.diagnosis import mismatch as module
 from ncclkv.comm.diagnosis import waits
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.diagnosis.hang import HangDetector
-from ncclkv.comm.roster import Member, Roster
+from ncclkv.comm.diagnosis.roster import Member, Roster
 from tests.unit.comm.diagnosis.connected_ranks import note, ranks
 
 
