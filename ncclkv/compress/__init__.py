@@ -1,1 +1,1 @@
-"""Codecs: compressed forms of gradients."""
+"""Compressed forms of gradients: their arithmetic on arrays of the host, without communication."""

@@ -1,45 +1,94 @@
-"""`Codec`: the interface of compressed forms of gradients; there are none yet.
+"""`Codec`: the interface of compressed forms of gradients that are summed as integers.
 
-`Communicator.all_to_all` and ``allgatherv``, with a fold between them, make a two-step sum of
-encoded arrays.  Their ``then`` is called once they are complete.  On a GPU it is called at the
-launch, and its kernels follow on the stream.
+A code of few bits stands for a level.  What it does not send stays in the residual, a number for
+each gradient, which a sender adds to its next gradients.  Ranks exchange payloads of codes.  Their
+sum is made of integers, the counts, so that it has the same bits in any order.  Counts may travel
+on, packed: a sum is compressed in both directions, and loses nothing more.
+
+A codec has arithmetic alone, on flat arrays of the host.  The programs that exchange payloads and
+counts, and the residuals themselves, belong to other parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-import numpy as np
-
-from ncclkv.kernels.base import Array, Kernels
+from ncclkv.kernels.base import Array, Arrays
 
 
 class Codec(Protocol):
-    """A compressed form of gradients, which ranks exchange in place of the gradients.
-
-    `ncclkv.engine.reduction.reduction_for` chooses the reduction that uses a codec.
+    """A compressed form of gradients.
 
     Attributes
     ----------
     name : str
-        Name for error texts.
-    summable : bool
-        Whether the sum of payloads is the payload of the sum, so that an allreduce can add them.
-    states : tuple of str
-        Names of arrays that each rank keeps between pushes, with one element for each gradient.
+        Its type among the parameters of compression.
+    unit : int
+        Elements of a whole word of a payload: payloads are cut at multiples of it.
+    parameters : mapping of str to Any
+        All parameters, with their defaults.
     """
 
     name: str
-    summable: bool
-    states: tuple[str, ...]
+    unit: int
+    parameters: Mapping[str, Any]
 
-    def nbytes(self, count: int, dtype: np.dtype[Any]) -> int:
+    def nbytes(self, count: int) -> int:
         """Return the bytes of the payload of `count` elements."""
 
-    def encode(
-        self, kernels: Kernels, gradients: Array, payload: Array, residual: Array | None
-    ) -> None:
-        """Write the payload of `gradients`, and the error of the encoding to `residual`."""
+    def encode(self, gradients: Array, residual: Array, payload: Array) -> int:
+        """Add gradients to the residual, and move what can be sent from there to the payload.
 
-    def decode_add(self, kernels: Kernels, payload: Array, total: Array) -> None:
-        """Add the decoded payload to `total`."""
+        Parameters
+        ----------
+        gradients : ndarray of float32, shape (n,)
+            Those of one key: padding between keys is not encoded.
+        residual : ndarray of float32, shape (n,)
+            Shares no memory with the gradients.
+        payload : ndarray of uint8, shape (nbytes(n),)
+            Written whole; the bits behind the last element are 0.
+
+        Returns
+        -------
+        int
+            The number of residuals that stay beyond the bound of the codec.  They grow from push to
+            push if there are many: the gradients are larger than what a code can send.
+        """
+
+    def count_sum(self, payloads: Arrays, counts: Array) -> None:
+        """Set `counts`, an ndarray of uint16, to the sums of the payloads of all senders.
+
+        A payload may be longer than the counts need.
+        """
+
+    def width(self, senders: int) -> int:
+        """Return the bits of a packed count of as many senders: the least of 2, 4, 8 and 16.
+
+        Raises
+        ------
+        NotSupported
+            When a count of as many senders has more than 16 bits.
+        """
+
+    def packed_nbytes(self, count: int, senders: int) -> int:
+        """Return the bytes of `count` packed counts."""
+
+    def pack_counts(self, counts: Array, packed: Array, senders: int) -> None:
+        """Pack counts, the first in the most significant bits; a last byte is filled with zeros.
+
+        Parameters
+        ----------
+        counts : ndarray of uint16, shape (n,)
+        packed : ndarray of uint8, shape (packed_nbytes(n, senders),)
+        senders : int
+        """
+
+    def unpack_counts(self, packed: Array, counts: Array, senders: int) -> None:
+        """Set `counts` to those in `packed`, the opposite of `pack_counts`."""
+
+    def finish(self, counts: Array, senders: int, out: Array) -> None:
+        """Set `out`, an ndarray of float32, to the sum of what the senders sent.
+
+        Each number is rounded once.
+        """

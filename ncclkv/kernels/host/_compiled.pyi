@@ -1,9 +1,9 @@
 """Kernels in C, from ``c/compiled.c``.
 
-`total`, `update`, `measure`, `copy` and `cast` return whether they have done the work.  They do
-nothing if an array is not C-contiguous, or, for arithmetic, if C does not have it for the arrays'
-dtypes, or for another byte order than the machine's; NumPy then does the work.  Arrays may lie at
-any address.
+Functions that return a bool return whether they have done the work, and `encode` returns -1 if it
+has not.  They do nothing if an array is not C-contiguous, or, for arithmetic, if C does not have it
+for the arrays' dtypes, or for another byte order than the machine's; NumPy then does the work.
+Arrays may lie at any address.
 
 All raise TypeError for a wrong number or kind of arguments.  They raise ValueError for arrays of
 different lengths, and for a read-only array that would be written.
@@ -80,6 +80,40 @@ def cast(target: Array, source: Array, /) -> bool:
 
     bfloat16 is given as uint16, with the same bits.
     """
+
+def encode(
+    codec: str, gradients: Array, residual: Array, payload: Array, threshold: float, /
+) -> int:
+    """Encode gradients of float32; parameters as of ``ncclkv.compress.base.Codec.encode``.
+
+    Returns
+    -------
+    int
+        The number of residuals beyond the codec's bound; -1: nothing was done, because C does not
+        have the codec, or not for such arrays.
+    """
+
+def count_levels(levels: Array, payloads: Sequence[Array], counts: Array, /) -> bool:
+    """Set `counts` to the sums of the levels of the payloads' codes.
+
+    Parameters
+    ----------
+    levels : ndarray of uint16, shape (256, 4) or (256, 8)
+        For each byte, the level of each of its codes.
+    payloads : sequence of ndarray of uint8
+        At least one; each has a code for each of the `counts`.
+    counts : ndarray of uint16
+        No sum may have more than 16 bits.
+    """
+
+def scale_counts(counts: Array, offset: float, factor: float, out: Array, /) -> bool:
+    """Set `out`, of float32, to ``(counts + offset) * factor``; counts are of uint16."""
+
+def pack_counts(counts: Array, packed: Array, width: int, /) -> bool:
+    """Pack counts of uint16 into 2, 4 or 8 bits each; parameters as of ``Codec.pack_counts``."""
+
+def unpack_counts(packed: Array, counts: Array, width: int, /) -> bool:
+    """Set `counts` to those in `packed`, the opposite of `pack_counts`."""
 
 def short_sum(
     table: bytes,

@@ -3,11 +3,11 @@
 An installation without a compiler has no kernels in C, and ``NCCLKV_COMPILED=0`` turns them off.
 NumPy then makes the same bits.
 
-C makes sums and averages of float32 and float64, the programs of optimizers, checksums and long
-copies.  NumPy makes one pass over a block for each operation, and reads every line that it
-overwrites.  C keeps a tile of 1 KiB in the first-level cache (``elements.h``), and writes long
-arrays with non-temporal stores.  Such stores are weakly ordered even on x86.  So a call that uses
-them ends with a store fence, before the phase is published.
+C makes sums and averages of float32 and float64, the programs of optimizers, checksums, the codes
+of `ncclkv.compress`, and long copies.  NumPy makes one pass over a block for each operation, and
+reads every line that it overwrites.  C keeps a tile of 1 KiB in the first-level cache
+(``elements.h``), and writes long arrays with non-temporal stores.  Such stores are weakly ordered
+even on x86.  So a call that uses them ends with a store fence, before the phase is published.
 
 C makes NumPy's operations in NumPy's order, and contracts none of them, so the bits are equal.
 Only the choice between two NaNs may differ.  Ranks with C and without C may work together.  An
@@ -41,10 +41,15 @@ try:
     from ncclkv.kernels.host._compiled import cast as cast
     from ncclkv.kernels.host._compiled import checksum as checksum
     from ncclkv.kernels.host._compiled import copy as copy
+    from ncclkv.kernels.host._compiled import count_levels as count_levels
+    from ncclkv.kernels.host._compiled import encode as encode
     from ncclkv.kernels.host._compiled import measure as measure
+    from ncclkv.kernels.host._compiled import pack_counts as pack_counts
+    from ncclkv.kernels.host._compiled import scale_counts as scale_counts
     from ncclkv.kernels.host._compiled import set_clock as set_clock
     from ncclkv.kernels.host._compiled import short_sum as short_sum
     from ncclkv.kernels.host._compiled import total as total
+    from ncclkv.kernels.host._compiled import unpack_counts as unpack_counts
     from ncclkv.kernels.host._compiled import update as update
 
     BUILT = True

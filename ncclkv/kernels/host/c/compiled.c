@@ -262,6 +262,8 @@ static PyObject *checksum(PyObject *module, PyObject *const *args, Py_ssize_t gi
     return PyLong_FromUnsignedLongLong(sum);
 }
 
+#include "codecs.h"
+
 /* Sum the copies of all ranks into `receive`, and publish that this rank is done. */
 static void sum_copies(const struct rank_memory *ranks, size_t number, size_t rank,
                        struct slot slot, const Py_buffer *receive, int average)
@@ -375,8 +377,10 @@ static PyObject *set_clock(PyObject *module, PyObject *const *args, Py_ssize_t g
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef functions[] = {
-    FUNCTION(total),     FUNCTION(update),   FUNCTION(measure),     FUNCTION(copy),      FUNCTION(cast),
-    FUNCTION(short_sum), FUNCTION(checksum), FUNCTION(append_call), FUNCTION(set_clock), {0}};
+    FUNCTION(total),       FUNCTION(update),       FUNCTION(measure),     FUNCTION(copy),
+    FUNCTION(cast),        FUNCTION(short_sum),    FUNCTION(checksum),    FUNCTION(append_call),
+    FUNCTION(set_clock),   FUNCTION(encode),       FUNCTION(count_levels), FUNCTION(scale_counts),
+    FUNCTION(pack_counts), FUNCTION(unpack_counts), {0}};
 
 static int prepare(PyObject *module)
 {

@@ -1,0 +1,100 @@
+"""Kernels in C for encoded gradients: what they take, leave to NumPy, and refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ncclkv.compress.registry import CODECS
+from ncclkv.kernels.host import compiled
+
+pytestmark = pytest.mark.usefixtures("in_c")
+
+COUNT = 100
+LEVELS = np.zeros((256, 4), np.uint16)
+PAYLOAD, COUNTS = np.zeros(28, np.uint8), np.zeros(COUNT, np.uint16)
+VALUES = np.zeros(COUNT, np.float32)
+
+
+def encoded(*, name: str = "2bit", gradients: np.ndarray = VALUES, payload: int = 28) -> int:
+    return compiled.encode(
+        name, gradients, np.zeros(gradients.size, np.float32), np.zeros(payload, np.uint8), 0.5
+    )
+
+
+@pytest.mark.parametrize("name", [*CODECS])
+def test_each_codec_is_in_c(name: str) -> None:
+    assert encoded(name=name, payload=4 * -(-COUNT // (32 // CODECS[name].bits))) == 0
+
+
+def test_all_is_done_at_any_address() -> None:
+    memory = np.zeros(4 * COUNT + 1, np.uint8)
+    odd, counts = memory[1:].view(np.float32), memory[1 : 2 * COUNT + 1].view(np.uint16)
+    assert encoded(gradients=odd) == 0
+    assert compiled.count_levels(LEVELS, [PAYLOAD], counts)
+    assert compiled.scale_counts(counts, 0.0, 1.0, VALUES)
+    assert compiled.pack_counts(counts, np.zeros(50, np.uint8), 4)
+    assert compiled.unpack_counts(np.zeros(50, np.uint8), counts, 4)
+
+
+def test_other_arrays_are_left_to_numpy() -> None:
+    wide = VALUES.astype(np.float64)
+    assert encoded(name="3bit") == -1
+    assert encoded(gradients=wide) == -1
+    assert encoded(gradients=np.zeros((COUNT, 2), np.float32)[:, 0]) == -1
+    assert not compiled.count_levels(LEVELS, [PAYLOAD[::2]], COUNTS)
+    assert not compiled.count_levels(LEVELS, [PAYLOAD], COUNTS.astype(np.int16))
+    assert not compiled.scale_counts(COUNTS, 0.0, 1.0, wide)
+    assert not compiled.pack_counts(COUNTS[::2], PAYLOAD, 4)
+    assert not compiled.unpack_counts(PAYLOAD, COUNTS.astype(np.int16), 4)
+
+
+def test_wrong_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="a payload of 24 bytes, where 28 are expected"):
+        encoded(payload=24)
+    with pytest.raises(ValueError, match="residuals of 396 bytes, where 400 are expected"):
+        compiled.encode("2bit", VALUES, VALUES[1:], PAYLOAD, 0.5)
+    with pytest.raises(ValueError, match="a payload of 24 bytes, for 100 elements"):
+        compiled.count_levels(LEVELS, [PAYLOAD, PAYLOAD[4:]], COUNTS)
+    with pytest.raises(ValueError, match="there are no payloads to sum"):
+        compiled.count_levels(LEVELS, [], COUNTS)
+    with pytest.raises(ValueError, match="a table of 1536 bytes"):
+        compiled.count_levels(LEVELS[:, :3].copy(), [PAYLOAD], COUNTS)
+    with pytest.raises(ValueError, match="an array for values of 396 bytes"):
+        compiled.scale_counts(COUNTS, 0.0, 1.0, np.zeros(99, np.float32))
+    with pytest.raises(ValueError, match="packed counts of 28 bytes, where 50 are expected"):
+        compiled.pack_counts(COUNTS, PAYLOAD, 4)
+    with pytest.raises(ValueError, match="counts of 3 bits"):
+        compiled.unpack_counts(PAYLOAD, COUNTS, 3)
+
+
+def test_nothing_that_is_read_only_is_written() -> None:
+    frozen = [each.copy() for each in (VALUES, PAYLOAD, COUNTS)]
+    for each in frozen:
+        each.flags.writeable = False
+    values, payload, counts = frozen
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.encode("2bit", values, values, PAYLOAD, 0.5)
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.encode("2bit", values, VALUES, payload, 0.5)
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.count_levels(LEVELS, [payload], counts)
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.scale_counts(counts, 0.0, 1.0, values)
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.pack_counts(counts, payload, 4)
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.unpack_counts(payload, counts, 4)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    for function in (compiled.encode, compiled.count_levels, compiled.scale_counts,
+                     compiled.pack_counts, compiled.unpack_counts):  # fmt: skip
+        with pytest.raises(TypeError, match="takes"):
+            function()
+    with pytest.raises(TypeError):
+        compiled.encode("2bit", VALUES, VALUES, PAYLOAD, "0.5")
+    with pytest.raises(TypeError):
+        compiled.encode(2, VALUES, VALUES, PAYLOAD, 0.5)
+    with pytest.raises(TypeError):
+        compiled.pack_counts(COUNTS, PAYLOAD, "4")
