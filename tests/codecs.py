@@ -63,7 +63,23 @@ class TwoBit(Model):
         return codes, np.where(up, 1, np.where(down, -1, 0)), large
 
 
-MODELS: dict[str, type[Model]] = {"2bit": TwoBit}
+class OneBit(Model):
+    bits = 1
+
+    @property
+    def step(self) -> float:
+        return 1.0
+
+    def push(self, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        with np.errstate(all="ignore"):
+            total = self.residual + gradients
+            up = total > self.threshold
+            self.residual = np.where(up, total - np.float32(1), total + np.float32(1))
+            large = int((np.abs(self.residual) > 4).sum())
+        return up.astype(np.int64), np.where(up, 1, -1), large
+
+
+MODELS: dict[str, type[Model]] = {"1bit": OneBit, "2bit": TwoBit}
 
 
 def zeros(count: int, offset: int) -> np.ndarray:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ncclkv.compress.base import Codec
+from ncclkv.compress.onebit import OneBit
 from ncclkv.compress.quantiser import Quantiser
 from ncclkv.compress.twobit import TwoBit
 
-CODECS: Mapping[str, type[Quantiser]] = {each.name: each for each in (TwoBit,)}
+CODECS: Mapping[str, type[Quantiser]] = {each.name: each for each in (OneBit, TwoBit)}
 
 
 def codec_of(parameters: Mapping[str, Any]) -> Codec:

@@ -51,6 +51,32 @@ CLONES static void pack_2bit(uint8_t *restrict bytes, const uint8_t *restrict co
                              codes[4 * j + 3]);
 }
 
+/* 1: one; 0: its negative. */
+CLONES static size_t quantise_1bit(float_any *restrict residual, const float_any *restrict gradients,
+                                   uint8_t *restrict codes, float threshold, size_t count)
+{
+    const uint32_t one = bits_of(1.0f);
+    uint32_t beyond = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        const float sum = residual[i] + gradients[i];
+        const uint32_t up = mask(sum > threshold);
+        const float left = sum - float_of(one | (0x80000000 & ~up));
+        residual[i] = left;
+        codes[i] = (uint8_t)(up & 1);
+        beyond += mask(magnitude(left) > 4.0f) & 1;
+    }
+    return beyond;
+}
+
+CLONES static void pack_1bit(uint8_t *restrict bytes, const uint8_t *restrict codes, size_t count)
+{
+    for (size_t j = 0; j < count; j++)
+        bytes[j] = (uint8_t)(codes[8 * j] << 7 | codes[8 * j + 1] << 6 | codes[8 * j + 2] << 5 |
+                             codes[8 * j + 3] << 4 | codes[8 * j + 4] << 3 | codes[8 * j + 5] << 2 |
+                             codes[8 * j + 6] << 1 | codes[8 * j + 7]);
+}
+
 /* A codec. */
 struct codec {
     const char *name;
@@ -60,6 +86,7 @@ struct codec {
 };
 
 static const struct codec codecs[] = {
+    {"1bit", 8, quantise_1bit, pack_1bit},
     {"2bit", 4, quantise_2bit, pack_2bit},
 };
 
