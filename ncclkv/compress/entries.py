@@ -70,6 +70,6 @@ def padding(entries: Bounds, count: int) -> Iterator[tuple[int, int]]:
     for lo, hi in chain(entries, [(count, count)]):
         if end < min(lo, count):
             yield end, min(lo, count)
-        end = max(end, hi)
+        end = hi
         if end >= count:
             return

@@ -23,6 +23,8 @@ def test_padding_is_not_encoded_and_decoded_to_0(name: str) -> None:
     beyond = encode_entries(codec, ENTRIES, gradients, residual, payload)
     assert beyond == [0 if name == "1bit" else 3, 0, 1 if name == "1bit" else 101,
                       0 if name == "1bit" else 8]  # fmt: skip
+    for lo, hi in ((3, 64), (165, 192), (200, COUNT)):
+        assert not payload[codec.nbytes(lo) : codec.nbytes(hi)].any()
     counts, out = np.empty(COUNT, np.uint16), np.empty(COUNT, np.float32)
     codec.count_sum([payload], counts)
     codec.finish(counts, 1, out)
