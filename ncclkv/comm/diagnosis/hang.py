@@ -13,7 +13,7 @@ from ncclkv.comm.diagnosis.farewells import is_finished, left_error
 from ncclkv.comm.diagnosis.looks import Looks
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.reports import describe_last_call, format_ranks
-from ncclkv.comm.transport import PeerFailed, Transport
+from ncclkv.comm.transport import PeerFailed
 from ncclkv.errors import (
     CommTimeout,
     KVStoreError,
@@ -69,8 +69,8 @@ class AwaitedWork(Protocol):
         """Return the ranks that the collective waits for."""
 
 
-class Progress(Protocol):
-    """The collectives in flight of a communicator.
+class Progress:
+    """The collectives in flight of a communicator; these defaults are for one that needs no calls.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Progress(Protocol):
     calls : CallComparison
     """
 
-    multi_node: bool
+    multi_node = False
     calls: CallComparison
 
     def advance(self) -> None:
@@ -87,12 +87,15 @@ class Progress(Protocol):
 
     def obstacle(self, work: AwaitedWork) -> AwaitedWork:
         """Return the collective that waits for other ranks: `work`, or an earlier one."""
+        return work
 
     def missing(self, work: AwaitedWork) -> set[int]:
         """Return the ranks that `work`, or an earlier collective that it needs, waits for."""
+        return self.obstacle(work).missing()
 
     def siblings(self) -> Sequence[Progress]:
         """Return this thread's other communicators."""
+        return ()
 
     def show_other_wait(
         self, description: str, names: Sequence[str], store: str = "", number: int = 0
@@ -105,12 +108,11 @@ class HangDetector:
 
     Parameters
     ----------
-    transport : Transport
     calls : CallComparison
     """
 
-    def __init__(self, transport: Transport, calls: CallComparison) -> None:
-        self._transport = transport
+    def __init__(self, calls: CallComparison) -> None:
+        self._transport = transport = calls.transport
         self._calls = calls
         self._prefix = f"rank {transport.rank} of {transport.size}: "
         self._polled = 0.0
@@ -119,9 +121,8 @@ class HangDetector:
     def diagnose(self, progress: Progress, work: AwaitedWork, waited: float) -> KVStoreError | None:
         """Return the error to raise when calls differ, or a rank that `work` needs has left."""
         departed = self._transport.left_ranks()
-        found = self._calls.compare_reports() or self._look(progress, work, waited)
+        found = self.compare(progress, work, waited)
         if found is not None:
-            self._calls.notify(str(found))
             return found
         # On several nodes, an awaited rank may itself wait for a rank that has left.
         indirect = progress.multi_node and waited > _RELAY_SECONDS
@@ -149,6 +150,13 @@ class HangDetector:
         """Return the absent ranks that ended normally: all their calls may be complete."""
         closing = self._calls.recorder.is_closing
         return {rank for rank in absent if is_finished(departed.get(rank, "")) or closing(rank)}
+
+    def compare(self, progress: Progress, work: AwaitedWork, waited: float) -> OrderMismatch | None:
+        """Return the first difference between the ranks' calls; all ranks receive it."""
+        found = self._calls.compare_reports() or self._look(progress, work, waited)
+        if found is not None:
+            self._calls.notify(str(found))
+        return found
 
     def _look(self, progress: Progress, work: AwaitedWork, waited: float) -> OrderMismatch | None:
         """Compare call histories; in a long wait, periodically request those of missing ranks."""
@@ -283,14 +291,19 @@ class HangDetector:
         calls.recorder.record_wait(missing, str(work), waited)
         if waits.is_reported(calls, waited):
             return
+        awaited, details = self._describe_wait(missing)
+        description = f"{work} waits for {awaited}"
+        stall.write_line(rank, self._transport.size, description, waited, limit, details)
+
+    def _describe_wait(self, missing: set[int]) -> tuple[str, str]:
+        """Return the awaited ranks, and details about them, for a line about a long wait."""
         # The line covers all waiting ranks of this node, whose awaited ranks may be others.
+        calls = self._calls
         near = {each: wait.ranks for each, wait in waits.of_node(calls).items()}
         needed = missing.union(*near.values())
         chain = {**near, **waits.chain(calls, needed)}
         parts = [*_describe_chain(chain), calls.describe_calls(waits.chain_ends(calls, needed))]
-        description = f"{work} waits for {format_ranks(missing)}"
-        details = "; ".join(filter(None, parts))
-        stall.write_line(rank, self._transport.size, description, waited, limit, details)
+        return format_ranks(missing), "; ".join(filter(None, parts))
 
     def _unanswered(self, ranks: Iterable[int], waited: float) -> set[int]:
         """Return the ranks of `ranks` about which no request for a report was answered.

@@ -15,7 +15,7 @@ from ncclkv.comm import callbacks
 from ncclkv.comm.control import CallDigest
 from ncclkv.comm.diagnosis import farewells
 from ncclkv.comm.diagnosis.awaited import Awaited
-from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
+from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector, Progress
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.transport import PeerFailed, Request, Steps, Transport
 from ncclkv.comm.types import Then, WaitObserver, Work
@@ -79,7 +79,7 @@ def followed(steps: Steps, then: Then | None) -> Steps:
         then()
 
 
-class ProgressEngine:
+class ProgressEngine(Progress):
     """The collectives in flight of one communicator.
 
     A wait for one collective advances all collectives of its thread, in all communicators.  A peer
@@ -112,7 +112,7 @@ class ProgressEngine:
     def __init__(self, transport: Transport, timeout: float) -> None:
         self._transport = transport
         self.calls = CallComparison(transport)
-        self._hang_detector = HangDetector(transport, self.calls)
+        self._hang_detector = HangDetector(self.calls)
         self.digest = CallDigest()
         self._timeout = timeout
         self.spin_limit = transport.spin_limit
@@ -122,7 +122,6 @@ class ProgressEngine:
         self._who = f"rank {transport.rank} of {transport.size}"
         self.failure: KVStoreError | None = None
         self.observer: WaitObserver | None = None
-        self.multi_node = False
         self.lock = concurrency.RLock()
         _engines[next(_numbers)] = self
 
@@ -277,10 +276,6 @@ class ProgressEngine:
         if rank not in work.missing():
             return work
         return next((each for each in self._active if rank not in each.missing()), work)
-
-    def missing(self, work: AwaitedWork) -> set[int]:
-        """Return the ranks that `work` waits for; those of the earlier collective it needs."""
-        return self.obstacle(work).missing()
 
 
 class HostWork(Work, AwaitedWork):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.diagnosis import stall, waits
+from ncclkv.comm.diagnosis import waits
 from ncclkv.comm.diagnosis.farewells import left_error
-from ncclkv.comm.diagnosis.looks import Looks
-from ncclkv.comm.diagnosis.mismatch import CallComparison
+from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector, Progress
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.nccl.binding import Look, version_text
 from ncclkv.comm.nccl.lifetime import Lifetime
@@ -20,6 +19,39 @@ from ncclkv.system import abort
 
 # Ranks that the text of an error names.
 _MAX_NAMED = 8
+
+_NO_PROGRESS = Progress()
+"""The device advances without calls of the host."""
+
+
+class DeviceWait(Deadline, AwaitedWork):
+    """A wait of the host for the device, which NCCL's collectives block.
+
+    Attributes
+    ----------
+    what : str
+        The collective, for messages.
+    """
+
+    def __init__(self, limit: float, others: set[int]) -> None:
+        super().__init__(limit)
+        self._others = others
+        self.what = ""
+
+    def __str__(self) -> str:
+        return self.what
+
+    def missing(self) -> set[int]:
+        return self._others
+
+
+class DeviceHangs(HangDetector):
+    """Hang detector of waits in which NCCL does not name the missing rank."""
+
+    def _describe_wait(self, missing: set[int]) -> tuple[str, str]:
+        # A rank that shows no wait of its own may be missing.
+        ends = waits.chain_ends(self._calls, missing)
+        return f"{format_ranks(ends)}, or for the network", self._calls.describe_calls(ends)
 
 
 class Diagnosis:
@@ -35,31 +67,31 @@ class Diagnosis:
         peers, binding = lifetime.peers, lifetime.binding
         self._lifetime = lifetime
         self._peers = peers
-        self._calls = peers.calls
-        self._others = [rank for rank in range(peers.size) if rank != peers.rank]
+        self._detector = None if peers.calls is None else DeviceHangs(peers.calls)
+        self._others = {*range(peers.size)} - {peers.rank}
         self._order_check = order_check
         self._async_error = binding.async_error
         self._nccl = f"{binding.name} ({version_text(binding.version())})"
-        self._looks = Looks()
+        self._wait: DeviceWait | None = None
 
-    def begin(self, timeout: float | None = None) -> Deadline:
-        """Begin a wait; return its deadline, by default the communicator's timeout."""
+    def begin(self, timeout: float | None = None) -> DeviceWait:
+        """Begin a wait, by default with the communicator's timeout."""
         self.end()
-        return Deadline(self._peers.timeout if timeout is None else timeout)
+        self._wait = DeviceWait(self._peers.timeout if timeout is None else timeout, self._others)
+        return self._wait
 
     def end(self) -> None:
         """End a wait: clear the wait that this rank shows to its peers."""
-        if self._looks.made and self._calls is not None:
-            self._calls.recorder.clear_wait()
-        self._looks = Looks()
+        if self._wait is not None and self._wait.looks.made and self._peers.calls is not None:
+            self._peers.calls.recorder.clear_wait()
+        self._wait = None
 
-    def check(self, deadline: Deadline, work: NcclWork | str | None) -> None:
+    def check(self, wait: DeviceWait, work: NcclWork | str | None) -> None:
         """Raise an error if a wait cannot end, or has lasted too long; report a long wait.
 
         Parameters
         ----------
-        deadline : Deadline
-            Deadline of the wait.
+        wait : DeviceWait
         work : NcclWork, str or None
             The collective that the wait is for; None for other work of the device.
 
@@ -74,7 +106,8 @@ class Diagnosis:
         CommTimeout
             When the deadline has passed.
         """
-        what = "the work of the current stream" if work is None else str(work)
+        what = wait.what = "the work of the current stream" if work is None else str(work)
+        self._wait = wait  # the watcher goes on with its wait after a wait of the store's thread
         can_begin = not isinstance(work, NcclWork) or work.can_begin()
         who = self._lifetime.who
         problem = self._async_error(self._lifetime.handle)
@@ -83,51 +116,23 @@ class Diagnosis:
         # Always: a rank that waits for a barrier needs this rank's messages.
         self._order_check.poll()
         if work is not None:
-            self._check_peers(deadline, what)
-        if deadline.late():
+            self._check_peers(wait, what)
+        if wait.late():
             raise CommTimeout(
-                f"{who}: {what} waited {deadline.waited:.1f} s (timeout {deadline.limit:g} "
+                f"{who}: {what} waited {wait.waited:.1f} s (timeout {wait.limit:g} "
                 f"s) for {self._missing(work is not None, can_begin)}"
             )
 
-    def _check_peers(self, deadline: Deadline, what: str) -> None:
-        """Raise an error if calls differ, or if a rank that a collective needs is lost."""
+    def _check_peers(self, wait: DeviceWait, what: str) -> None:
+        """Raise an error if calls differ, or if a lost rank is needed; report a long wait."""
         lost = lost_rank(self._peers, f"{what} waited for it", f"{self._lifetime.who}: ")
-        if self._calls is not None:
-            self._compare(self._calls, deadline, what)
-        if lost is not None and deadline.grace_expired():
+        if self._detector is not None:
+            found = self._detector.compare(_NO_PROGRESS, wait, wait.waited)
+            if found is not None:
+                raise found
+            self._detector.report(_NO_PROGRESS, wait, wait.waited, wait.limit)
+        if lost is not None and wait.grace_expired():
             raise lost
-
-    def _compare(self, calls: CallComparison, deadline: Deadline, what: str) -> None:
-        """Raise the first difference between the ranks' calls, if any; report a long wait."""
-        found = calls.compare_reports()
-        if found is None and self._looks.is_due(deadline.waited):
-            calls.recorder.record_wait(self._others, what, deadline.waited)
-            if self._looks.is_request_due(deadline.waited):
-                calls.request_reports(self._others)
-            self._looks = self._looks.next(deadline.waited)
-            found = calls.compare_pages()
-        if found is not None:
-            calls.notify(str(found))
-            raise found
-        if stall.is_due(deadline.waited, deadline.limit, deadline.reported):
-            deadline.reported = stall.lines_after(deadline.waited, deadline.limit)
-            self._report(calls, deadline, what)
-
-    def _report(self, calls: CallComparison, deadline: Deadline, what: str) -> None:
-        """Write a line about a long wait, unless a lower rank of this node does."""
-        calls.recorder.record_wait(self._others, what, deadline.waited)
-        # NCCL does not name the missing rank; a rank that shows no wait of its own may be missing.
-        ends = waits.chain_ends(calls, self._others)
-        if not waits.is_reported(calls, deadline.waited):
-            stall.write_line(
-                self._peers.rank,
-                self._peers.size,
-                f"{what} waits for {format_ranks(ends)}, or for the network",
-                deadline.waited,
-                deadline.limit,
-                calls.describe_calls(ends),
-            )
 
     def _missing(self, in_flight: bool, can_begin: bool) -> str:
         """Describe the cause of a wait, with advice: the device, or the other ranks."""

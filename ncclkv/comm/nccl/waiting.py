@@ -41,14 +41,11 @@ class Deadline:
     ----------
     waited : float
         Seconds that the wait had taken at the last `pause` or `tick`.
-    reported : int
-        Number of lines on stderr about the wait so far.
     """
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.waited = 0.0
-        self.reported = 0
         self._start = self._checked = concurrency.monotonic()
         self._lost: float | None = None
         self._attempt = 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ncclkv.comm.diagnosis.farewells import FINISHED, RETURNED
-from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
+from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector, Progress
 from ncclkv.errors import KVStoreError, RankLost
 from tests.unit.comm.diagnosis.connected_ranks import note, ranks
 
@@ -24,35 +24,14 @@ class Sum(AwaitedWork):
         return set() if self.arrived else {1}
 
 
-class Progress:
-    """The collectives in flight of a thread with one store."""
-
-    multi_node = False
-
-    def __init__(self, calls: Any) -> None:
-        self.calls = calls
-
-    def advance(self) -> None:
-        return None
-
-    def obstacle(self, work: AwaitedWork) -> AwaitedWork:
-        return work
-
-    def missing(self, work: AwaitedWork) -> set[int]:
-        return work.missing()
-
-    def siblings(self) -> list[Any]:
-        return []
-
-
 def requests(times: list[float]) -> int:
     """Return the number of notices that a rank sends in a wait that is polled at `times`."""
     first, _ = ranks(2)
     note(first, 1)
-    detector: Any = HangDetector(first.transport, first)
+    detector: Any = HangDetector(first)
     work = Sum()
     for waited in times:
-        assert detector.diagnose(Progress(first), work, waited) is None
+        assert detector.diagnose(Progress(), work, waited) is None
     return len(first.transport.notified)
 
 
@@ -66,13 +45,13 @@ def test_a_long_wait_still_requests_reports() -> None:
 
 def test_a_wait_that_has_just_ended_writes_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     first, _ = ranks(2)
-    detector: Any = HangDetector(first.transport, first)
+    detector: Any = HangDetector(first)
     work = Sum()
     work.arrived = True
-    detector.report(Progress(first), work, 100.0, 300.0)
+    detector.report(Progress(), work, 100.0, 300.0)
     assert capsys.readouterr().err == ""
     work.arrived = False
-    detector.report(Progress(first), work, 100.0, 300.0)
+    detector.report(Progress(), work, 100.0, 300.0)
     assert "a sum waits for rank 1" in capsys.readouterr().err
 
 
@@ -80,9 +59,9 @@ def found(departed: dict[int, str]) -> KVStoreError | None:
     """Return what rank 0 of several nodes finds in a wait for rank 1, after ranks have left."""
     first, *_ = ranks(3)
     first.transport.departed = departed
-    progress = Progress(first)
+    progress = Progress()
     progress.multi_node = True
-    return HangDetector(first.transport, first).diagnose(progress, Sum(), 0.5)
+    return HangDetector(first).diagnose(progress, Sum(), 0.5)
 
 
 @pytest.mark.parametrize("farewell", [FINISHED, RETURNED])

@@ -69,7 +69,7 @@ def test_a_circle_of_waiting_ranks_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "_PATIENCE", 0.01)
     first, second = ranks(2)
     first.roster = Roster([member((rank,))._replace(host=f"node{rank}") for rank in (0, 1)], 0.0)
-    late = HangDetector(first.transport, first).timeout_error
+    late = HangDetector(first).timeout_error
     work: Any = "a sum"
     note(first, 1, 2)
     note(second, 1)
