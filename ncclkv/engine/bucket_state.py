@@ -249,10 +249,19 @@ class BucketState:
         self.pushed.discard(key)
         self.filled.discard(key)
 
-    def forget(self) -> None:
-        """Drop the pushes and launches of a captured step, which were not executed."""
+    def drop_all(self) -> None:
+        """Drop all pushes that are not launched."""
         self.pushed.clear()
         self.filled.clear()
+
+    @property
+    def seconds(self) -> float | None:
+        """The usual time from launch to completion; None before the first."""
+        return self.in_flight.seconds
+
+    def forget(self) -> None:
+        """Drop the pushes and launches of a captured step, which were not executed."""
+        self.drop_all()
         self.in_flight.clear()
         self.unfinished.clear()
         self.stale = None

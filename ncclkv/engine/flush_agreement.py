@@ -130,8 +130,7 @@ class AgreedFlush(FlushPolicy):
         counts = self._counts(all_ranks, active)
         if any(each.nonfinite for each in all_ranks):
             for state in self._layout.states:
-                state.pushed.clear()
-                state.filled.clear()
+                state.drop_all()
             self._updates.rule.counts_set()  # the dropped pushes are no updates
             self._report.skip([each.nonfinite for each in all_ranks], 1)
             counts = {}

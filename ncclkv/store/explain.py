@@ -24,7 +24,7 @@ def explain(context: Context, counts: Mapping[str, Counts]) -> str:
     """
     layout, owner = context.engine.layout, context.engine.placement.owner
     buckets = [state.bucket for state in layout.states]
-    times = [state.in_flight.seconds for state in layout.states]
+    times = [state.seconds for state in layout.states]
     text = plan.explain(buckets, list(layout.pending), owner, layout.sizing, times)
     memory = [f"in host memory: {reason}"] if (reason := context.comm.not_on_gpus) else []
     return "\n".join([text, *memory, *_states(context), *_kernels(context), *_calls(counts)])
