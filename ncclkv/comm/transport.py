@@ -68,7 +68,8 @@ class WrongLength(OrderMismatch):
     def __init__(self, rank: int, peer: int, count: int, expected: int) -> None:
         super().__init__(
             f"rank {rank}: rank {peer} sent {count} bytes where {expected} were expected; the two "
-            f"ranks made different calls"
+            f"ranks made different calls",
+            ranks=[peer],
         )
         self.rank, self.peer, self.count, self.expected = rank, peer, count, expected
 

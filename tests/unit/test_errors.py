@@ -88,3 +88,29 @@ def test_nonfinite_gradients_name_key_and_ranks() -> None:
 
     found = on_ranks(body, nonfinite="raise")
     assert set(found) == {(errors.NonFinite, "b", (1, 2), "pull")}
+
+
+def test_a_missing_rank_is_named() -> None:
+    def work() -> Raised | None:
+        kv = ncclkv.create("dist", timeout=0.5)
+        kv.init("w", np.zeros(2))
+        if kv.rank == 1:
+            ncclkv.testing.sleep(1.5)
+            return None
+        kv.push("w", np.ones(2))
+        return raised(lambda: kv.pull("w"))
+
+    assert run_ranks(3, work)[0] == (errors.CommTimeout, None, (1,), "pull")
+
+
+def test_ranks_of_another_call_are_named() -> None:
+    def work() -> Raised:
+        kv = ncclkv.create("dist", timeout=20)
+        kv.init(["w", "b"], [np.zeros(2), np.zeros(2)])
+        kv.push("b" if kv.rank == 2 else "w", np.ones(2))
+        return raised(kv.wait)
+
+    found = run_ranks(3, work)
+    assert {each[0] for each in found} == {errors.OrderMismatch}
+    assert {2} == {*found[0][2], *found[1][2]}
+    assert not {*found[2][2]} & {2}

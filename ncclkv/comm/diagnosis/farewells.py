@@ -90,5 +90,7 @@ def left_error(
     for disagreement in OrderMismatch, SpecMismatch, Divergence:
         # Of all ranks: this one would have found it, too, if it had been as fast.
         if reason.startswith(disagreement.__name__):
-            return disagreement(f"{prefix}rank {rank} left with {reason}")
-    return RankLost(f"{prefix}rank {rank} left while {waiting}; farewell: {reason}{last_call}")
+            return disagreement(f"{prefix}rank {rank} left with {reason}", ranks=[rank])
+    return RankLost(
+        f"{prefix}rank {rank} left while {waiting}; farewell: {reason}{last_call}", ranks=[rank]
+    )

@@ -187,7 +187,8 @@ class HangDetector:
         error = OrderMismatch(
             f"{self._prefix}{work} waits for rank {rank}, which waits for this rank in another "
             f"store: {other.description}; make the same calls, and use stores in the same order, "
-            f"on all ranks. {self._calls.describe_calls([self._transport.rank, rank])}"
+            f"on all ranks. {self._calls.describe_calls([self._transport.rank, rank])}",
+            ranks=[rank],
         )
         for each in others:
             if each.store == other.store:  # the rank there may look next when this rank has left
@@ -222,7 +223,8 @@ class HangDetector:
                 return self._died_error(peer, work, report)
         return RankLost(
             f"{self._prefix}the connection to rank {peer} broke while {work} waited for it{report};"
-            f" look at how rank {peer} ended, and at the network{self._last_call(peer)}"
+            f" look at how rank {peer} ended, and at the network{self._last_call(peer)}",
+            ranks=[peer],
         )
 
     def _left_error(self, rank: int, reason: str, work: AwaitedWork) -> KVStoreError:
@@ -238,7 +240,8 @@ class HangDetector:
         host = f" on {roster.members[rank].host}" if roster and not last_call else ""
         return RankDied(
             f"{self._prefix}rank {rank}{host} {how} while {work} waited for it, and sent no "
-            f"farewell{report}{last_call}"
+            f"farewell{report}{last_call}",
+            ranks=[rank],
         )
 
     def _last_call(self, rank: int) -> str:
@@ -277,7 +280,8 @@ class HangDetector:
         ]
         return CommTimeout(
             f"{self._prefix}{work} waited {waited:.1f} s (timeout {limit:g} s) for "
-            f"{format_ranks(missing)}; {'; '.join(filter(None, parts))}"
+            f"{format_ranks(missing)}; {'; '.join(filter(None, parts))}",
+            ranks=missing,
         )
 
     def report(self, progress: Progress, work: AwaitedWork, waited: float, limit: float) -> None:

@@ -235,7 +235,7 @@ class CallComparison:
         for rank, report in sorted(reports.items()):
             pair = first_difference(mine.calls, report.calls)
             if pair is not None:
-                return OrderMismatch(self._prefix + self._describe(rank, *pair))
+                return OrderMismatch(self._prefix + self._describe(rank, *pair), ranks=[rank])
         return None
 
     def _describe(self, rank: int, mine: RecordedCall, theirs: RecordedCall) -> str:
@@ -269,7 +269,7 @@ class CallComparison:
         All ranks receive this rank's report.  The comparison may take one second.
         """
         if not self.recorder.log.count:
-            return OrderMismatch(self._named(error))
+            return OrderMismatch(self._named(error), ranks=error.ranks)
         self.notify("")
         # A rank that waits in another store makes no report of its own accord.
         self.request_reports(self.peers)
@@ -280,7 +280,7 @@ class CallComparison:
                 return found
         here = self.transport.rank
         calls = self._describe_further_calls() or f"; {self.describe_calls([here])}"
-        return OrderMismatch(f"{self._named(error)}{calls}")
+        return OrderMismatch(f"{self._named(error)}{calls}", ranks=error.ranks)
 
     def _named(self, error: OrderMismatch) -> str:
         """Return the text of an error, with this rank in front."""

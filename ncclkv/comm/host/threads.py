@@ -136,13 +136,16 @@ class ThreadGroup:
                     if lost not in items:
                         raise RankLost(
                             f"{who}: rank {lost} left while {what} waited for it; farewell: "
-                            f"{reason}"
+                            f"{reason}",
+                            ranks=[lost],
                         )
                 waited = concurrency.monotonic() - begin
                 if waited > timeout:
-                    missing = format_ranks(set(range(size)) - items.keys())
+                    missing = set(range(size)) - items.keys()
                     raise CommTimeout(
-                        f"{who}: {what} waited {waited:.1f} s (timeout {timeout:g} s) for {missing}"
+                        f"{who}: {what} waited {waited:.1f} s (timeout {timeout:g} s) for "
+                        f"{format_ranks(missing)}",
+                        ranks=missing,
                     )
                 self.changes[rank].happened.wait(_PAUSE_SECONDS)
             self.announce()

@@ -80,5 +80,6 @@ class Received(Request):
         """Refuse another digest than this rank's."""
         if self._head[:_DIGEST_BYTES].view(np.int64)[0] != self._digest:
             raise OrderMismatch(
-                f"rank {self._first.peer} made this call after other calls than this rank"
+                f"rank {self._first.peer} made this call after other calls than this rank",
+                ranks=[self._first.peer],
             )

@@ -170,7 +170,8 @@ def lost_rank(peers: Communicator, waiting: str, prefix: str = "") -> KVStoreErr
     if peers.calls is not None and (dead := peers.calls.ended_ranks()):
         return RankDied(
             f"{prefix}{format_ranks(dead)} ended while {waiting}, and sent no farewell"
-            f"{last_calls(peers, dead)}"
+            f"{last_calls(peers, dead)}",
+            ranks=dead,
         )
     return None
 

@@ -168,7 +168,9 @@ def check(call: CollectiveHeader, digest: int, rank: int, peer: int, words: Sequ
         found = f"sent {theirs.nbytes} bytes where {call.nbytes} were expected"
     else:
         found = f"called {theirs.describe()} where this rank called {call.describe()}"
-    raise OrderMismatch(f"rank {rank}: rank {peer} {found}; the two ranks made different calls")
+    raise OrderMismatch(
+        f"rank {rank}: rank {peer} {found}; the two ranks made different calls", ranks=[peer]
+    )
 
 
 def check_all(

@@ -161,7 +161,8 @@ class Node:
                     ) from error
                 raise RankLost(
                     f"rank {self.rank}: the memory of rank {neighbour} {text}; look at whether "
-                    f"rank {neighbour} still runs"
+                    f"rank {neighbour} still runs",
+                    ranks=[neighbour],
                 ) from error
             self._maps[key] = extent
         return extent[offset.offset : offset.offset + nbytes]

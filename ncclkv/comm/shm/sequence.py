@@ -63,7 +63,8 @@ class PeerFlags(Request):
                 done = False
                 if flags[index] == FAILED:
                     raise OrderMismatch(
-                        f"rank {self._rank}: rank {peer} found that ranks made different calls"
+                        f"rank {self._rank}: rank {peer} found that ranks made different calls",
+                        ranks=[peer],
                     )
         return done
 
