@@ -144,14 +144,16 @@ MUTANTS = (
     ),
     Mutant(
         name="a-residue-of-an-exception",
-        file="ncclkv/engine/flush_agreement.py",
-        old="""                state.pushed.clear()
-                state.filled.clear()
-            self._updates.rule.counts_set()  # the dropped pushes are no updates
-""",
-        new="""                state.filled.clear()
-            self._updates.rule.counts_set()  # the dropped pushes are no updates
-""",
+        file="ncclkv/engine/bucket_state.py",
+        old="""        self.pushed.clear()
+        self.filled.clear()
+
+    @property
+    def seconds""",
+        new="""        self.filled.clear()
+
+    @property
+    def seconds""",
         why="pushes that NonFinite has dropped are reduced by the next flush",
         tests=_found_by("a_residue_of_an_exception"),
     ),
