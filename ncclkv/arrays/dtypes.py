@@ -8,32 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclkv.arrays.dtype_table import TABLE
 from ncclkv.errors import DTypeMismatch, NotSupported
 
 DType = np.dtype[Any]
 
-SUPPORTED = (
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-)
+SUPPORTED = tuple(row.name for row in TABLE)
 """Names of the dtypes that stores hold; bfloat16 is the dtype of ``ml_dtypes``."""
 
 _NATIVE: dict[DType, DType] = {
-    np.dtype(name): np.dtype(name) for name in SUPPORTED if name != "bfloat16"
+    np.dtype(row.name): np.dtype(row.name) for row in TABLE if not row.package
 }
+_OF_ML_DTYPES = tuple(row.name for row in TABLE if row.package == "ml_dtypes")
+_LOW_PRECISION = {(row.kind, row.itemsize) for row in TABLE if row.is_low_precision}
 
 
 def check_dtype(dtype: DType, what: str) -> DType:
@@ -76,8 +63,10 @@ float32, float64, complex64, complex128
         return swapped
     # An array of bfloat16 exists only if ml_dtypes is loaded, so it is not imported here.
     ml_dtypes = sys.modules.get("ml_dtypes")
-    if ml_dtypes is not None and dtype == np.dtype(ml_dtypes.bfloat16):
-        return dtype
+    if ml_dtypes is not None:
+        for name in _OF_ML_DTYPES:
+            if dtype == np.dtype(getattr(ml_dtypes, name)):
+                return dtype
     raise DTypeMismatch(
         f"{what}: no store holds dtype {dtype}; convert with .astype to one of "
         + ", ".join(SUPPORTED)
@@ -92,8 +81,8 @@ def is_low_precision(dtype: DType) -> bool:
     >>> is_low_precision(np.dtype("float16")), is_low_precision(np.dtype("int16"))
     (True, False)
     """
-    # bfloat16 is of kind "V" to NumPy; no other supported dtype of that kind exists.
-    return dtype.itemsize == 2 and dtype.kind in "fV"
+    # Not by name: NumPy makes the name in Python at each call.
+    return (dtype.kind, dtype.itemsize) in _LOW_PRECISION
 
 
 def real_numbers(array: NDArray[Any]) -> NDArray[Any]:
@@ -121,6 +110,32 @@ def dtype_name(dtype: DType) -> str:
     return str(dtype.name)
 
 
+def named(name: str, what: str) -> DType:
+    """Return the dtype of a name of `SUPPORTED`; bfloat16 needs ``ml_dtypes``.
+
+    Raises
+    ------
+    NotSupported
+        When ``ml_dtypes`` is needed and not installed.
+
+    Examples
+    --------
+    >>> named("float16", "load")
+    dtype('float16')
+    """
+    if name not in _OF_ML_DTYPES:
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise NotSupported(
+            f"{what}: {name} in host memory needs the package ml_dtypes; "
+            "install it with: pip install ml_dtypes"
+        ) from error
+    dtype: DType = np.dtype(getattr(ml_dtypes, name))
+    return dtype
+
+
 def bfloat16(what: str) -> DType:
     """Return NumPy's bfloat16, which needs ``ml_dtypes``.
 
@@ -129,12 +144,4 @@ def bfloat16(what: str) -> DType:
     NotSupported
         When ``ml_dtypes`` is not installed.
     """
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise NotSupported(
-            f"{what}: bfloat16 in host memory needs the package ml_dtypes; "
-            "install it with: pip install ml_dtypes"
-        ) from error
-    dtype: DType = np.dtype(ml_dtypes.bfloat16)
-    return dtype
+    return named("bfloat16", what)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.arrays.dtypes import SUPPORTED, bfloat16, dtype_name
+from ncclkv.arrays.dtype_table import TABLE
+from ncclkv.arrays.dtypes import SUPPORTED, dtype_name, named
 from ncclkv.checkpoint.strict_json import DamagedCheckpoint
 from ncclkv.errors import NotSupported
 
@@ -26,7 +27,7 @@ _AXES = 32
 _BYTES = 2**62
 
 # For each dtype that safetensors lacks: the dtype of its parts, and the parts of an element.
-_STORED_AS = {"bfloat16": ("uint16", 1), "complex64": ("float32", 2), "complex128": ("float64", 2)}
+_STORED_AS = {row.name: row.stored_as for row in TABLE if row.stored_as is not None}
 
 
 class Tensor(NamedTuple):
@@ -60,7 +61,7 @@ def tensor(shape: Any, dtype: Any) -> Tensor:
         raise DamagedCheckpoint(f"{shape!r:.60} is not a shape")
     if not isinstance(dtype, str) or dtype not in SUPPORTED:
         raise DamagedCheckpoint(f"{dtype!r:.60} is not a dtype of a store")
-    found = bfloat16("load") if dtype == "bfloat16" else np.dtype(dtype)
+    found = named(dtype, "load")
     whole = math.prod(axis or 1 for axis in shape) * found.itemsize
     if len(shape) > _AXES or whole > _BYTES:
         raise DamagedCheckpoint(f"{shape!s:.60} is a shape beyond the limits of NumPy")

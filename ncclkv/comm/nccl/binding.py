@@ -13,21 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from ncclkv.arrays.dtype_table import TABLE
+
 Handle = Any
 """Communicator, as the binding refers to it."""
 
-DTYPES = {
-    "int8": 0,
-    "uint8": 1,
-    "int32": 2,
-    "uint32": 3,
-    "int64": 4,
-    "uint64": 5,
-    "float16": 6,
-    "float32": 7,
-    "float64": 8,
-    "bfloat16": 9,
-}
+DTYPES = {row.name: row.nccl for row in TABLE if row.nccl is not None}
 """NCCL's numbers of its dtypes, by NumPy's names (``nccl.h``, ncclDataType_t)."""
 
 OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.arrays.dtype_table import TABLE
 from ncclkv.arrays.memory import address
 from ncclkv.comm.buffers import check_op
 from ncclkv.comm.nccl.binding import DTYPES, OPS
@@ -31,13 +32,7 @@ class NcclType:
 
 
 # Dtype of NCCL with the same bytes, and the number of its elements for an element of NumPy.
-_ALIKE = {
-    "bool": ("uint8", 1),
-    "int16": ("uint8", 2),
-    "uint16": ("uint8", 2),
-    "complex64": ("float32", 2),
-    "complex128": ("float64", 2),
-}
+_ALIKE = {row.name: row.moved_as for row in TABLE if row.moved_as is not None}
 
 _OPS_OF_BOOL = {"sum": "max", "max": "max", "min": "min", "prod": "min"}
 

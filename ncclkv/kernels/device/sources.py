@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.arrays.dtype_table import BY_NAME, TABLE, DTypeInfo
 from ncclkv.kernels import programs
 from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.host import checksum
@@ -76,38 +77,19 @@ def headers() -> dict[bytes, bytes]:
     return {path.name.encode(): path.read_bytes() for path in paths}
 
 
-def _plain(c_type: str) -> dict[str, str]:
-    """Return the macros of a type whose arithmetic is in the type itself."""
-    return {"ELEMENT": c_type, "WORKING": c_type}
+def _macros(row: DTypeInfo) -> dict[str, str]:
+    """Return the macros of a dtype: its type, that of its arithmetic, and the type's header."""
+    working = BY_NAME[row.working or row.name]
+    header = {"HEADER": row.cuda_header} if row.cuda_header else {}
+    return {"ELEMENT": row.cuda, "WORKING": working.cuda, **header}
 
 
-_FLOATS = {
-    "float16": {"ELEMENT": "__half", "WORKING": "float", "HEADER": "<cuda_fp16.h>"},
-    "bfloat16": {"ELEMENT": "__nv_bfloat16", "WORKING": "float", "HEADER": "<cuda_bf16.h>"},
-    "float32": _plain("float"),
-    "float64": _plain("double"),
-}
-_COMPLEX = {"complex64": _plain("Complex<float>"), "complex128": _plain("Complex<double>")}
-_ELEMENTS = {
-    "bool": _plain("bool"),
-    "int8": _plain("signed char"),
-    "int16": _plain("short"),
-    "int32": _plain("int"),
-    "int64": _plain("long long"),
-    "uint8": _plain("unsigned char"),
-    "uint16": _plain("unsigned short"),
-    "uint32": _plain("unsigned"),
-    "uint64": _plain("unsigned long long"),
-    **_FLOATS,
-    **_COMPLEX,
-}
+_ELEMENTS = {row.name: _macros(row) for row in TABLE}
+_FLOATS = {row.name: _ELEMENTS[row.name] for row in TABLE if row.exponent is not None}
+_COMPLEX = {row.name for row in TABLE if row.kind == "c"}
 
 _STEP = {"sum": "add", "avg": "add", "prod": "multiply", "max": "larger", "min": "smaller"}
-_WIDEST = {
-    dtype: "unsigned long long" if dtype[0] == "u" else "long long"
-    for dtype in _ELEMENTS
-    if "int" in dtype
-}
+_WIDEST = {row.name: BY_NAME[row.averaged_in].cuda for row in TABLE if row.averaged_in}
 """Types of the sums of averages of integers."""
 
 COPY = KernelSource("copy", "", kernel_args.COPIES, {"PER_BLOCK": str(kernel_args.COPY_BYTES)})
@@ -195,18 +177,17 @@ CHECKSUM = KernelSource(
 )
 """Kernel that makes checksums of many arrays."""
 
-_EXPONENT = {
-    "float16": ("unsigned short", "0x7c00"),
-    "bfloat16": ("unsigned short", "0x7f80"),
-    "float32": ("unsigned", "0x7f800000"),
-    "float64": ("unsigned long long", "0x7ff0000000000000"),
-}
+_WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 
 NONFINITE = {
-    dtype: KernelSource(
-        "nonfinite", f"of {dtype}", kernel_args.SEARCH, {"WORD": word, "EXPONENT": exponent}
+    row.name: KernelSource(
+        "nonfinite",
+        f"of {row.name}",
+        kernel_args.SEARCH,
+        {"WORD": _WORDS[row.itemsize], "EXPONENT": f"{row.exponent:#x}"},
     )
-    for dtype, (word, exponent) in _EXPONENT.items()
+    for row in TABLE
+    if row.exponent is not None
 }
 """Kernels that search for NaN and infinity, by dtype; complex numbers are pairs of real numbers."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.arrays.dtypes import is_low_precision
+from ncclkv.arrays.dtype_table import TABLE
 from ncclkv.kernels.base import Array
 
 CHUNK_BYTES = 128 * 1024
@@ -18,7 +18,8 @@ CHUNK_BYTES = 128 * 1024
 Block = tuple[int | slice | EllipsisType, ...]
 
 
-_WIDEST = {"i": np.dtype(np.int64), "u": np.dtype(np.uint64)}
+_WORKING = {(row.kind, row.itemsize): np.dtype(row.working) for row in TABLE if row.working}
+_AVERAGED_IN = {row.kind: np.dtype(row.averaged_in) for row in TABLE if row.averaged_in}
 
 
 def working_dtype(dtype: np.dtype[Any], op: str = "sum") -> np.dtype[Any]:
@@ -31,10 +32,11 @@ def working_dtype(dtype: np.dtype[Any], op: str = "sum") -> np.dtype[Any]:
     >>> working_dtype(np.dtype(np.int8)), working_dtype(np.dtype(np.int8), "avg")
     (dtype('int8'), dtype('int64'))
     """
-    if is_low_precision(dtype):
-        return np.dtype(np.float32)
+    working = _WORKING.get((dtype.kind, dtype.itemsize))
+    if working is not None:
+        return working
     # The sum may be too large for the dtype where the average is not.
-    return _WIDEST.get(dtype.kind, dtype) if op == "avg" else dtype
+    return _AVERAGED_IN.get(dtype.kind, dtype) if op == "avg" else dtype
 
 
 def chunk_length(dtype: np.dtype[Any]) -> int:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from ncclkv.arrays.dtype_table import TABLE
 from ncclkv.arrays.dtypes import dtype_name
 from ncclkv.kernels.base import Array
 from ncclkv.kernels.host.chunks import chunk_length, ranges
 
-# Exponent bits of the 16-bit floats, which NumPy tests slowly: if all are set, a number is not
-# finite.
-_EXPONENTS = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}
+# Exponent bits of the short floats, which NumPy tests slowly, in a word of their length: if all are
+# set, a number is not finite.
+_EXPONENTS = {
+    row.name: np.dtype(f"u{row.itemsize}").type(row.exponent)
+    for row in TABLE
+    if row.is_low_precision and row.exponent is not None
+}
 
 
 def find_nonfinite(array: Array, flag: Array) -> None:
@@ -45,8 +52,8 @@ def find_nonfinite(array: Array, flag: Array) -> None:
             return
 
 
-def _all_finite(chunk: Array, exponent: np.uint16 | None) -> bool:
-    """Return whether all numbers of a chunk are finite; `exponent` is that of 16-bit floats."""
+def _all_finite(chunk: Array, exponent: np.unsignedinteger[Any] | None) -> bool:
+    """Return whether all numbers of a chunk are finite; `exponent` is that of short floats."""
     if exponent is None:
         return bool(np.isfinite(chunk).all())
-    return bool((chunk.view(np.uint16) & exponent).max() != exponent)
+    return bool((chunk.view(exponent.dtype) & exponent).max() != exponent)
