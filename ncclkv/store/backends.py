@@ -24,7 +24,6 @@ from ncclkv.errors import (
 )
 from ncclkv.frames import warn
 from ncclkv.store.agreement import agree
-from ncclkv.store.plugin import BUILT_IN
 
 _log = logging.getLogger("ncclkv")
 
@@ -190,5 +189,3 @@ RANKS: dict[str, Callable[[str, Any, float | None], Communicator]] = {
     **dict.fromkeys(("nccl", "dist_device_sync", "dist_sync_device"), _nccl),
     **dict.fromkeys(REFUSED, _asynchronous),
 }
-
-BUILT_IN.update(RANKS)

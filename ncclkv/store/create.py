@@ -7,7 +7,8 @@ from typing import Any, Literal, cast
 from ncclkv import env
 from ncclkv.arguments import check_known, check_length, known_arguments
 from ncclkv.errors import UsageError
-from ncclkv.store.backends import RANKS, REFUSED, freed_without_store
+from ncclkv.store.backends import REFUSED
+from ncclkv.store.factories import FACTORIES
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.options import Options
 from ncclkv.store.plugin import KVStoreBase
@@ -126,7 +127,7 @@ local_allreduce_device, local_update_cpu, nccl, threads
     check_length("timeout", timeout)
     lower = name.lower() if isinstance(name, str) else name
     if not (isinstance(lower, str) and lower in REFUSED):
-        check_known("store", lower, sorted({*RANKS, *KVStoreBase.kv_registry} - {*REFUSED}))
+        check_known("store", lower, sorted({*FACTORIES, *KVStoreBase.kv_registry} - {*REFUSED}))
     options = Options(
         update_on=update_on,
         root=root,
@@ -142,9 +143,8 @@ local_allreduce_device, local_update_cpu, nccl, threads
         # Typed as KVStore, like all other names; a program that registers a class can cast.
         return cast(KVStore, KVStoreBase.kv_registry[lower]())
     with Creating():
-        ranks = RANKS[lower](lower, comm, None if timeout is None else env.timeout(timeout))
-        with freed_without_store(ranks):
-            return KVStore(lower, ranks, options)
+        checked = None if timeout is None else env.timeout(timeout)
+        return cast(KVStore, FACTORIES[lower](lower, comm, checked, options))
 
 
 def _refuse_options(name: str, options: Options, **others: Any) -> None:

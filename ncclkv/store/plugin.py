@@ -12,7 +12,7 @@ from ncclkv.tracebacks import public
 Registered = TypeVar("Registered", bound=type)
 
 BUILT_IN: set[str] = set()
-"""Names of the built-in stores, added by `ncclkv.store.backends`; no class may take them."""
+"""Names of the built-in stores, added by `ncclkv.store.factories`; no class may take them."""
 
 
 class KVStoreBase:
