@@ -151,11 +151,11 @@ MUTANTS = (
         tests=(Selection("2", "nccl/test_standin_communicator.py", "allgatherv_of"),),
     ),
     Mutant(
-        name="dtypes-of-16-bits-swapped",
-        file=BINDING,
-        old='    "float16": 6,\n    "float32": 7,\n    "float64": 8,\n    "bfloat16": 9,',
-        new='    "float16": 9,\n    "float32": 7,\n    "float64": 8,\n    "bfloat16": 6,',
-        why="NCCL adds bfloat16 as if it were float16",
+        name="number-of-another-dtype-of-16-bits",
+        file="ncclkv/arrays/dtype_table.py",
+        old='        "__half",\n        6,\n',
+        new='        "__half",\n        9,\n',
+        why="NCCL adds float16 as if it were bfloat16",
         tests=(Selection("3", "nccl/test_library.py", "numbers_are"),),
     ),
     Mutant(

@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         name="half-precision-summed-in-half",
         file=CHUNKS,
-        old="        return np.dtype(np.float32)\n",
+        old="        return working\n",
         new="        return dtype\n",
         why="16-bit sums are rounded at every rank",
         tests=(THREADS,),
@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant(
         name="averages-of-integers-wrap",
         file=CHUNKS,
-        old='    return _WIDEST.get(dtype.kind, dtype) if op == "avg" else dtype\n',
+        old='    return _AVERAGED_IN.get(dtype.kind, dtype) if op == "avg" else dtype\n',
         new="    return dtype\n",
         why="the sum of an average does not fit the dtype",
         tests=(THREADS,),
