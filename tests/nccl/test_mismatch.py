@@ -7,6 +7,7 @@ hang. The hosts find the difference at their next wait.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,23 @@ def test_every_rank_names_both_calls(scenario: Scenario, update_on: str, size: i
         called = dict(call[:2] for call in CALLED.findall(said))
         assert called.pop(str(ODD), None) == odd, said
         assert list(called.values()) == [usual], said
+
+
+def test_a_rank_that_works_after_another_call_is_found_by_a_wait_for_the_device() -> None:
+    found = threading.Event()
+
+    def scenario(kv: Any, odd: bool) -> None:
+        kv.push("b" if odd else "a", put())
+        if odd:
+            assert found.wait(10 * SECONDS)
+        kv.wait()
+
+    def body(worker: Worker) -> None:
+        said = raised(worker, "every_rank", scenario)
+        found.set()
+        assert f"rank {ODD} called push('b')" in said
+
+    run_on_standin(2, body)
 
 
 @pytest.mark.parametrize("scenario", [swapped_pushes, another_key_of_the_same_size])

@@ -94,7 +94,7 @@ MUTANTS = (
         old="        if self._detector is not None:\n",
         new="        if False:\n",
         why="ranks that call different things wait for each other to the deadline",
-        tests=(Selection("2", "nccl/test_mismatch.py", "fewer_steps-root-2"),),
+        tests=(Selection("2", "nccl/test_mismatch.py", "works_after_another_call"),),
     ),
     Mutant(
         name="rank-that-followed-another-named",
