@@ -37,7 +37,7 @@ def pause(attempt: int, attempts_per_doubling: int = 64) -> None:
 
 
 class Backoff:
-    """Iterates over the polls of one wait: yields the seconds waited, pauses between two polls.
+    """Polls of one wait, which begins now: yields the seconds waited, pauses between two polls.
 
     The iteration ends with a poll after the limit: what happened during the last pause counts, even
     if the process was stopped in it.
@@ -48,6 +48,12 @@ class Backoff:
         Seconds that the wait may last.
     pause : callable
         ``pause(attempt)``, with `attempt` from 1.
+
+    Attributes
+    ----------
+    limit : float
+    waited : float
+        Seconds that the wait had taken at the last `pause` or `tick`.
 
     Examples
     --------
@@ -60,14 +66,28 @@ class Backoff:
     """
 
     def __init__(self, limit: float = math.inf, pause: Callable[[int], object] = pause) -> None:
-        self._limit = limit
+        self.limit = limit
+        self.waited = 0.0
         self._pause = pause
+        self._begin = concurrency.monotonic()
+        self._attempt = 0
 
     def __iter__(self) -> Iterator[float]:
-        begin, attempt, waited = concurrency.monotonic(), 0, 0.0
-        yield waited
-        while waited < self._limit:
-            attempt += 1
-            self._pause(attempt)
-            waited = concurrency.monotonic() - begin
-            yield waited
+        yield self.waited
+        while self.waited < self.limit:
+            self.pause()
+            yield self.waited
+
+    def pause(self) -> None:
+        """Yield the processor or sleep, and read the clock."""
+        self._attempt += 1
+        self._pause(self._attempt)
+        self.tick()
+
+    def tick(self) -> None:
+        """Read the clock: update `waited`."""
+        self.waited = concurrency.monotonic() - self._begin
+
+    def late(self) -> bool:
+        """Return whether the limit had passed at the last `pause` or `tick`."""
+        return self.waited > self.limit

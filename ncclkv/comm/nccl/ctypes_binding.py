@@ -219,7 +219,7 @@ class CtypesBinding:
             # Before a pause, in which the process may be stopped: what NCCL has done counts.
             if deadline.late():
                 raise waiting.timeout_error(self._named(operation), self._timeout)
-            if deadline.pause() and look is not None:
+            if deadline.is_check_due() and look is not None:
                 look()
         self._check(operation, code)
 

@@ -25,13 +25,7 @@ _NO_PROGRESS = Progress()
 
 
 class DeviceWait(Deadline, AwaitedWork):
-    """A wait of the host for the device, which NCCL's collectives block.
-
-    Attributes
-    ----------
-    what : str
-        The collective, for messages.
-    """
+    """A wait of the host for the device; its ``what`` describes the collective in messages."""
 
     def __init__(self, limit: float, others: set[int]) -> None:
         super().__init__(limit)
@@ -155,14 +149,7 @@ def lost_rank(peers: Communicator, waiting: str, prefix: str = "") -> KVStoreErr
     """Return the error to raise if a rank has left, or its process has ended.
 
     If several ranks have left, the error names a rank whose farewell blames no other, if any.
-
-    Parameters
-    ----------
-    peers : Communicator
-    waiting : str
-        What needed the rank, for the message.
-    prefix : str
-        Begin of the message.
+    `waiting` describes what needed the rank.
     """
     if left := peers.left_ranks():
         rank, reason = min(left.items(), key=lambda each: (abort.follows(each[1]), each[0]))
@@ -177,10 +164,7 @@ def lost_rank(peers: Communicator, waiting: str, prefix: str = "") -> KVStoreErr
 
 
 def look_for_lost(peers: Communicator, waiting: str) -> Look:
-    """Return a function that raises an error if a rank is lost, and has been for 0.2 s.
-
-    Parameters are those of `lost_rank`.
-    """
+    """Return a function that raises `lost_rank`'s error if a rank has been lost for 0.2 s."""
     deadline = Deadline(peers.timeout)
 
     def look() -> None:

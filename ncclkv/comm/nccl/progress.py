@@ -235,7 +235,7 @@ class NcclProgress:
             deadline = self._diagnosis.begin(limit)
             while not (collectives.done() and others.done()):
                 # The process may have been stopped in the pause: what is done by now is not late.
-                if deadline.pause() and not (collectives.done() and others.done()):
+                if deadline.is_check_due() and not (collectives.done() and others.done()):
                     work = None if collectives.done() else self._oldest()
                     self._diagnosis.check(deadline, work)
             self._diagnosis.end()

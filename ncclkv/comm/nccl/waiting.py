@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ncclkv import concurrency
-from ncclkv.comm import backoff
+from ncclkv.comm.backoff import Backoff, pause
 from ncclkv.errors import CommTimeout
 from ncclkv.system import watchdog
 
@@ -29,46 +30,21 @@ _CALL_CHECK_SECONDS = 0.05
 _GRACE_SECONDS = 0.2
 
 
-class Deadline:
-    """Deadline of one wait of the host, which begins now.
-
-    Parameters
-    ----------
-    limit : float
-        Seconds that the wait may take.
-
-    Attributes
-    ----------
-    waited : float
-        Seconds that the wait had taken at the last `pause` or `tick`.
-    """
+class Deadline(Backoff):
+    """Deadline of one wait of the host, which polls events often and everything else rarely."""
 
     def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self.waited = 0.0
-        self._start = self._checked = concurrency.monotonic()
+        super().__init__(limit, partial(pause, attempts_per_doubling=_POLLS_PER_DOUBLING))
+        self._checked = 0.0
         self._lost: float | None = None
-        self._attempt = 0
 
-    def pause(self) -> bool:
+    def is_check_due(self) -> bool:
         """Yield the processor or sleep; return whether a check of the wait is due."""
-        self._attempt += 1
-        backoff.pause(self._attempt, _POLLS_PER_DOUBLING)
-        now = self.tick()
-        if now - self._checked < _CHECK_SECONDS:
+        self.pause()
+        if self.waited - self._checked < _CHECK_SECONDS:
             return False
-        self._checked = now
+        self._checked = self.waited
         return True
-
-    def tick(self) -> float:
-        """Read the clock: update `waited`, and return the time in seconds."""
-        now = concurrency.monotonic()
-        self.waited = now - self._start
-        return now
-
-    def late(self) -> bool:
-        """Return whether the limit had passed at the last `pause` or `tick`."""
-        return self.waited > self.limit
 
     def grace_expired(self) -> bool:
         """Return whether 0.2 s have passed since the first call of this method in the wait."""
