@@ -73,19 +73,9 @@ def is_finished(reason: str) -> bool:
 def left_error(
     rank: int, reason: str, waiting: str, prefix: str, last_call: str = ""
 ) -> KVStoreError:
-    """Return the error to raise when a rank has left.
+    """Return the error to raise when a rank has left, between `prefix` and `last_call`.
 
-    Parameters
-    ----------
-    rank : int
-    reason : str
-        Of its farewell.
-    waiting : str
-        What needed the rank, such as ``a barrier waited for it``.
-    prefix : str
-        Begin of the message.
-    last_call : str
-        End of the message.
+    `waiting` describes what needed the rank, such as ``a barrier waited for it``.
     """
     for disagreement in OrderMismatch, SpecMismatch, Divergence:
         # Of all ranks: this one would have found it, too, if it had been as fast.

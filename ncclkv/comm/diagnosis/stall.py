@@ -37,15 +37,8 @@ def write_line(
 ) -> None:
     """Write one line about a wait in one piece.
 
-    Parameters
-    ----------
-    rank, size : int
-    description : str
-        The collective that waits, and the awaited ranks.
-    waited, limit : float
-        Seconds.
-    details : str
-        The awaited ranks' last calls and waits; may be empty.
+    The description has the collective and the awaited ranks; the details, which may be empty, have
+    their last calls and waits.
     """
     line = (
         f"ncclkv: rank {rank} of {size} on {socket.gethostname()} (pid {os.getpid()}) has waited "
