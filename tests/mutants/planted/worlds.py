@@ -199,6 +199,6 @@ MUTANTS = (
         request_due = due if requests < _CLOSE_REQUESTS else float("inf")
 """,
         why="ranks that cross between nodes after a pause wait until their deadline",
-        tests=_found_by("requests_used_up_in_a_burst"),
+        tests=(Selection("0", "unit/comm/diagnosis/test_hang.py", "requests"),),
     ),
 )
