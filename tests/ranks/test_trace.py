@@ -106,5 +106,5 @@ def test_the_end_of_a_trace_waits_for_no_rank_that_has_left(
     kv.close()
     comm_world.barrier()
     for file in read_files(folder):
-        pings = [record["number"] for record in file.records if record["event"] == "ping"]
+        pings = [record["index"] for record in file.records if record["event"] == "ping"]
         assert pings == [*range(8)]
