@@ -152,7 +152,7 @@ def everything() -> list[Run]:
 def _on_ranks(size: int, but: Sequence[str] = ()) -> Run:
     """Return the run of ``tests/ranks`` on a node, but for some files and those of a GPU."""
     left_out = _ignored((*ON_GPU, *but))
-    return Run(f"ranks-{size}", (*ranks(size), "tests/ranks", *left_out), 240, _weight(size))
+    return Run(f"ranks-{size}", (*ranks(size), "tests/ranks", *left_out), 400, _weight(size))
 
 
 def _of_no_framework() -> list[str]:
@@ -251,11 +251,11 @@ def emulated_few() -> list[Run]:
     chosen = "current or ((overlaps or first) and every_rank)"
     comm, store, capture, current, _ = ON_GPU  # torch finds no GPU in layer 3b
     runs = [
-        Run("few-rules", (*pytest, "tests/nccl/emulated", "-k", f"not ({' or '.join(LONG)})"), 240),
+        Run("few-rules", (*pytest, "tests/nccl/emulated", "-k", f"not ({' or '.join(LONG)})"), 400),
         Run("few-one", (*pytest, "tests/nccl/test_gpu_errors.py", *SEVERAL_GPUS), 120),
         Run("few-2", (*share, *ranks(2), store, current, "-m", "first"), 120, 2),
         Run("few-devices", (*devices, *ranks(2), store, current, "-k", chosen), 120, 2),
-        Run("few-3", (*ranks(3), comm, capture), 240, 3),
+        Run("few-3", (*ranks(3), comm, capture), 400, 3),
     ]
     return [_inside(run) for run in runs]
 
