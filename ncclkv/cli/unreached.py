@@ -21,6 +21,13 @@ _REASON = re.compile(
 _HYDRA = re.compile(r"\[(?:mpiexec|proxy)[:@]")
 _MOST_HOSTS = 3
 
+_LAUNCHERS = ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP")
+_PROGRAMS = ("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
+"""Variables of MPICH and of Intel MPI, for what starts processes on hosts, and its program."""
+
+_BATCH = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "COBALT_JOBID")
+"""Variables of batch systems, whose own launchers mpirun uses in place of ssh."""
+
 _MOST_ASKED = 8
 _SSH_SECONDS = 10.0
 """Seconds for one ssh, and ssh's own limit for its connection, which is half of them."""
@@ -78,16 +85,24 @@ def ask_ssh(outcome: Outcome, environment: Mapping[str, str]) -> list[str]:
     lines = outcome.launcher_lines
     if not any(map(_HYDRA.match, lines)) or any(map(is_reason, lines)):
         return []
-    if environment.get("HYDRA_LAUNCHER", "ssh") != "ssh":
+    launcher = (
+        _first(environment, _LAUNCHERS) or (_first(environment, _BATCH) and "its own") or "ssh"
+    )
+    if outcome.interrupted_by or launcher != "ssh":
         return []
     begun = {rank.place for rank in outcome.ranks.values() if rank.began}
     places = dict.fromkeys(rank.place for rank in outcome.not_begun)
     asked = [each for each in places if each and each not in begun and not _is_here(each)]
-    program = environment.get("HYDRA_LAUNCHER_EXEC", "ssh")
+    program = _first(environment, _PROGRAMS) or "ssh"
     commands = [_ssh(program, place) for place in asked[:_MOST_ASKED]]
     with ThreadPoolExecutor(_MOST_ASKED) as threads:
         said = threads.map(lambda command: _output_of(command, environment), commands)
         return [line for text in said for line in text.splitlines() if is_reason(line)]
+
+
+def _first(environment: Mapping[str, str], names: Sequence[str]) -> str:
+    """Return the value of the first variable that is set; empty without one."""
+    return next((environment[name] for name in names if environment.get(name)), "")
 
 
 def _ssh(program: str, host: str) -> list[str]:

@@ -26,7 +26,7 @@ def values(
     grouped: dict[Key, list[Array]] = {}
     for key, arrays in pairs(verb, keys, given):
         spec = registry[key]
-        try:
+        try:  # `errors.about` would cost three calls for each key
             checked = [value(verb, spec, array, kernels) for array in arrays]
         except UsageError as error:
             error.key = key

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 
-from ncclkv import env
+from ncclkv import concurrency, env
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.host.final_barrier import FinalBarrier, Member
 from ncclkv.system import abort, stacks
@@ -26,6 +26,9 @@ PATIENCE = 10.0
 # After a failure no message is sent to other machines: a second message to a dead process can crash
 # MPICH.  The ranks there have this time to end by themselves.
 _OTHER_MACHINES_SECONDS = 2.0
+
+# Longer sleeps than of other waits: a rank may work for hours after the others have ended.
+_FIRST_SLEEP, _MAX_SLEEP = 50e-6, 5e-3
 
 
 class ExitWait:
@@ -58,7 +61,7 @@ class ExitWait:
         from mpi4py import MPI
 
         limit, waited = env.exit_timeout(), 0.0
-        for waited in Backoff(math.inf if limit is None else limit):
+        for waited in Backoff(math.inf if limit is None else limit, _pause):
             try:
                 if self._all_arrived(waited):
                     return ""
@@ -149,3 +152,7 @@ class ExitWait:
             for each in late:
                 if barrier.is_neighbour(each) and barrier.is_first(each.machine):
                     stacks.show(each.pid, each.signal)
+
+
+def _pause(attempt: int) -> None:
+    concurrency.sleep(min(_FIRST_SLEEP * attempt, _MAX_SLEEP))

@@ -207,7 +207,7 @@ class ProgressEngine(Progress):
     def wait(self, work: HostWork, timeout: float | None) -> None:
         """Wait until `work` is complete; raise at the deadline, or when a needed rank has left."""
         limit = self._timeout if timeout is None else timeout
-        start, attempt, step = concurrency.monotonic(), 0, work.step
+        start, attempt, polls, step = concurrency.monotonic(), 0, 0, work.step
         awaited = None if self.observer is None else Awaited(self.observer, start)
         try:
             while not work.finished:
@@ -216,16 +216,18 @@ class ProgressEngine(Progress):
                     # The next call of that communicator raises its failure.
                     with suppress(Exception), other.lock:
                         other.advance()
+                polls += 1
                 attempt += 1
                 self._transport.pause(attempt)
                 if awaited is not None:
                     awaited.note(work, self.missing(work))
-                if attempt > _FIRST_POLLS:
+                if polls > _FIRST_POLLS:
                     self._check_wait(work, limit, concurrency.monotonic() - start)
                 alone = attempt < _SHORT_WAIT_POLLS and not others and len(self._active) == 1
-                polls = _POLLS_PER_ADVANCE if alone else 1
-                while polls and work.blocked():
-                    polls -= 1
+                left = _POLLS_PER_ADVANCE if alone else 1
+                while left and work.blocked():
+                    left -= 1
+                    polls += 1
                     attempt += 1
                     self._transport.pause(attempt)
                 self.advance()
@@ -241,10 +243,13 @@ class ProgressEngine(Progress):
         if awaited is not None:
             awaited.end(work)
         if work.looks.made:
-            # After a failed wait the record stays: ranks that wait for this one read it.
-            self.calls.recorder.clear_wait()
-            for other in self.siblings():
-                other.calls.recorder.clear_other_wait()
+            self._clear_wait()
+
+    def _clear_wait(self) -> None:
+        """Clear the wait that this rank shows; after a failed wait it stays for those who wait."""
+        self.calls.recorder.clear_wait()
+        for other in self.siblings():
+            other.calls.recorder.clear_other_wait()
 
     def _check_wait(self, work: HostWork, limit: float, waited: float) -> None:
         """Raise when a wait cannot end, or has lasted too long."""

@@ -121,6 +121,10 @@ def test_ssh_is_not_asked_without_need(environment: dict[str, str], tmp_path: Pa
     assert ask_ssh(failed(HYDRA, CLOSED), environment) == []
     assert ask_ssh(failed(BOX), environment) == []
     assert ask_ssh(failed(HYDRA, hosts="localhost"), environment) == []
-    assert ask_ssh(failed(HYDRA), {**environment, "HYDRA_LAUNCHER": "slurm"}) == []
+    for other in ({"HYDRA_LAUNCHER": "slurm"}, {"HYDRA_BOOTSTRAP": "rsh"}, {"SLURM_JOB_ID": "7"}):
+        assert ask_ssh(failed(HYDRA), {**environment, **other}) == []
+    assert ask_ssh(failed(HYDRA)._replace(interrupted_by=2), environment) == []
     assert not (tmp_path / "asked").exists()
     assert ask_ssh(failed(HYDRA), {"HYDRA_LAUNCHER_EXEC": str(tmp_path / "none")}) == []
+    inside = {**environment, "SLURM_JOB_ID": "7", "HYDRA_LAUNCHER": "ssh"}
+    assert ask_ssh(failed(HYDRA), inside) == [REFUSED, REFUSED]

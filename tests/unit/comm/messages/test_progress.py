@@ -119,6 +119,12 @@ def test_a_wait_ends_with_the_last_message() -> None:
     assert len(transport.pauses) >= 10
 
 
+def test_the_deadline_holds_while_steps_go_on() -> None:
+    endless = [[Message(1, 2)] for _ in range(5000)]
+    with pytest.raises(CommTimeout, match="rank 1"):
+        launched(ProgressEngine(Still(), 0.05), *endless).wait()
+
+
 def test_waiting_for_one_advances_the_others() -> None:
     engine = ProgressEngine(Still(), 5.0)
     other = launched(engine, [Message(1, 2)], [Message(2, 2)])
