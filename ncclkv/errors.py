@@ -76,9 +76,10 @@ class KVStoreError(Exception):
         The key that the error is about; None if it is about no key, or about several.
     ranks : tuple of int
         The ranks that the error is about, in order: those waited for, lost, or with another call
-        or other values than this rank.  Empty if it is about this rank's call alone.
+        or other values than this rank.  Empty if it is about this rank's call alone, and for a
+        timeout of NCCL, which does not name the missing rank.
     call : str
-        The verb or function that raised, such as ``"push"``; empty outside of such calls.
+        The store's verb that raised, such as ``"push"``; empty outside of verbs.
 
     Examples
     --------
