@@ -38,6 +38,7 @@ from ncclkv.comm.buffers import (
 from ncclkv.comm.control import CallDigest, ObjectComm
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
 from ncclkv.comm.types import Apply, Buffer, Then, WaitObserver, Work
+from ncclkv.comm.wire import Program, ProgramSteps
 from ncclkv.errors import KVStoreError, NotSupported, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.tracebacks import public, trim
@@ -79,6 +80,8 @@ class Collective:
         ``start(apply)`` launches the collective.
     sent : callable, optional
         Returns `wire_bytes`.
+    call : str
+        Its name in the error of a launch that is refused.
 
     Attributes
     ----------
@@ -86,13 +89,17 @@ class Collective:
         The `Work.label` of its launches.
     """
 
-    __slots__ = ("_sent", "_start", "label")
+    __slots__ = ("_call", "_sent", "_start", "label")
 
     def __init__(
-        self, start: Callable[[Apply | None], Work], sent: Callable[[], int] = int
+        self,
+        start: Callable[[Apply | None], Work],
+        sent: Callable[[], int] = int,
+        call: str = "a reduction",
     ) -> None:
         self._start = start
         self._sent = sent
+        self._call = call
         self.label = ""
 
     @property
@@ -116,7 +123,7 @@ class Collective:
         """
         try:
             if callbacks.inside:
-                callbacks.refuse("a reduction")
+                callbacks.refuse(self._call)
             work = self._start(apply)
         except Exception as error:
             trim(error)
@@ -389,6 +396,60 @@ class Communicator(ABC):
         self, send: Sequence[Buffer], receive: Sequence[Buffer], then: Then | None
     ) -> Work:
         """Launch `all_to_all`, whose arguments are checked."""
+
+    def program(
+        self,
+        steps: ProgramSteps,
+        *,
+        what: str,
+        nbytes: int = 0,
+        scratch: int = 0,
+        sent: Callable[[], int] = int,
+        kept: Sequence[Buffer] = (),
+    ) -> Collective:
+        """Prepare a collective that is a program: a generator of exchanges over a `Wire`; local.
+
+        The steps run up to their first exchange at the launch, and then while this rank launches or
+        waits for any collective.  On a GPU all steps run at the launch, on the communication
+        stream: they order kernels and messages, and never read the elements of an array.
+
+        Parameters
+        ----------
+        steps : callable
+            `ProgramSteps`.
+        what : str
+            The name, with an article.  All ranks have the same name.
+        nbytes : int
+            The size to compare between ranks; 0 if the ranks may differ.
+        scratch : int
+            The maximum of bytes that a read receives without a place, or that `Wire.scratch`
+            returns.
+        sent : callable, optional
+            Returns `Collective.wire_bytes`.
+        kept : sequence of ndarray
+            The arrays that the program uses.  They stay alive until its work on a GPU is complete.
+
+        Returns
+        -------
+        Collective
+            To be launched any number of times.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from ncclkv.comm.solo import SoloCommunicator
+        >>> own = np.arange(6)
+        >>> def steps(wire, apply):
+        ...     parts = yield from wire.read(own, lambda reader, owner: (2, 4))
+        ...     apply(int(parts[0][0]), int(parts[0][1]))
+        >>> SoloCommunicator(timeout=10).program(steps, what="a test").launch(print).wait()
+        2 3
+        """
+        return self._program(Program(steps, what, nbytes, scratch, sent, kept))
+
+    @abstractmethod
+    def _program(self, program: Program) -> Collective:
+        """Prepare `program`."""
 
     @abstractmethod
     def barrier(self) -> Work:

@@ -34,7 +34,7 @@ def refuse(call: str) -> None:
         )
 
 
-def run(who: str, function: Callable[..., None], *arguments: int) -> None:
+def run(who: str, function: Callable[..., object], *arguments: object) -> None:
     """Call `apply` or `then`, in which calls that ranks share are refused."""
     thread = concurrency.get_ident()
     try:

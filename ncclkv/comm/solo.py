@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,14 @@ import numpy as np
 from ncclkv import concurrency
 from ncclkv.comm import callbacks
 from ncclkv.comm.base import Collective, Communicator, closed, left
-from ncclkv.comm.buffers import check_color
+from ncclkv.comm.buffers import allocate, check_color
 from ncclkv.comm.control import CallDigest, ObjectComm
 from ncclkv.comm.destinations import To
 from ncclkv.comm.diagnosis.roster import check_alone
+from ncclkv.comm.transport import Request
+from ncclkv.comm.two_step import LEAST
 from ncclkv.comm.types import Apply, Buffer, DoneWork, Then, Work
+from ncclkv.comm.wire import Program, Wire
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
 
@@ -32,6 +36,25 @@ class SoloObjectComm(ObjectComm):
 
     def barrier(self, label: str = "") -> None:
         callbacks.refuse("control.barrier")
+
+
+class SoloWire(Wire):
+    """The wire of a rank that is alone: it has no peers, and so no messages."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, LEAST)
+
+    def scratch(self, nbytes: int) -> Buffer:
+        return allocate(nbytes)
+
+    def send(self, data: Buffer, peer: int) -> Request:
+        raise UsageError(f"{_WHO}: a program sent a message to rank {peer}, and there is no peer")
+
+    def receive(self, into: Buffer, peer: int) -> Request:
+        raise UsageError(f"{_WHO}: a program awaits rank {peer}, and there is no peer")
+
+    def fold(self, parts: Sequence[Buffer], total: Buffer, op: str) -> None:
+        HostKernels().reduce(parts, total, op)
 
 
 class SoloCommunicator(Communicator):
@@ -96,6 +119,14 @@ class SoloCommunicator(Communicator):
         if then is not None:
             callbacks.run(_WHO, then)
         return DoneWork()
+
+    def _program(self, program: Program) -> Collective:
+        def start(apply: Apply | None) -> Work:
+            self._check()
+            callbacks.run(_WHO, deque, program.steps(SoloWire(), apply), 0)
+            return DoneWork()
+
+        return Collective(start, program.sent, program.what)
 
     def _copy(self, send: Buffer, receive: Buffer) -> None:
         """Copy, unless both are the same memory."""

@@ -27,9 +27,7 @@ each node.  The order of NCCL's sums depends on length, ranks, machine and versi
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -38,80 +36,13 @@ import numpy as np
 from ncclkv.comm.destinations import To
 from ncclkv.comm.transport import Request, Steps
 from ncclkv.comm.types import Apply, Buffer
-
-Range = tuple[int, int]
-
-
-class Limits(NamedTuple):
-    """Lengths of arrays, in bytes, by which a kind of wire chooses the exchanges of a sum.
-
-    Attributes
-    ----------
-    short : int
-        Up to this length every receiver folds the whole array: a second step would cost more.
-    piece : int
-        A longer array is cut into pieces, which are exchanged one after another.
-    alignment : int
-        Shares begin at multiples of this number.
-    """
-
-    short: int
-    piece: int
-    alignment: int = 1
-
+from ncclkv.comm.wire import Limits, Range, Wire
 
 LEAST = Limits(0, 1 << 62)
 """The limits with which a sum of any length takes both steps, and the array is not cut.
 
 A sum with these limits sends the fewest bytes.
 """
-
-
-def others(rank: int, size: int) -> list[int]:
-    """Return the other ranks from the next one on: else all would send to rank 0 first."""
-    return [(rank + step) % size for step in range(1, size)]
-
-
-class Wire(ABC):
-    """One rank's messages of one collective, and the arithmetic of the memory that they are in.
-
-    Parameters
-    ----------
-    rank, size : int
-    limits : Limits
-        The limits of this kind of wire.
-
-    Attributes
-    ----------
-    rank, size, limits
-        As the parameters.
-    peers : list of int
-        The other ranks, in the order of this rank's messages.
-    """
-
-    def __init__(self, rank: int, size: int, limits: Limits) -> None:
-        self.rank, self.size, self.limits = rank, size, limits
-        self.peers = others(rank, size)
-
-    @abstractmethod
-    def scratch(self, nbytes: int) -> Buffer:
-        """Return memory that is valid until the next call."""
-
-    def group(self) -> AbstractContextManager[None]:
-        """Return a context whose messages are started together."""
-        return nullcontext()
-
-    @abstractmethod
-    def send(self, data: Buffer, peer: int) -> Request:
-        """Start to send `data`, which must not change until the request is done."""
-
-    @abstractmethod
-    def receive(self, into: Buffer, peer: int) -> Request:
-        """Start to receive a message of exactly the length of `into`."""
-
-    @abstractmethod
-    def fold(self, parts: Sequence[Buffer], total: Buffer, op: str) -> None:
-        """Reduce `parts`, in their order, into `total`, which may be one of them."""
 
 
 class Round(NamedTuple):

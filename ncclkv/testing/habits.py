@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from ncclkv import env
-from ncclkv.comm.two_step import Limits
+from ncclkv.comm.wire import Limits
 
 _MILLISECONDS = 10**6
 

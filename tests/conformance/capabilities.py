@@ -43,6 +43,8 @@ class Capabilities:
         A broadcast of another length than its receivers expect fails on the receivers alone.
     compares_empty : bool
         A collective of 0 elements counts in the order of calls.
+    compares_names : bool
+        Programs of other names count as other calls.
     free_order : bool
         Ranks may launch on two communicators in different orders.
     read_only : bool
@@ -66,6 +68,7 @@ class Capabilities:
     sent_counts: bool = True
     sender_goes_on: bool = True
     compares_empty: bool = True
+    compares_names: bool = True
     free_order: bool = True
     read_only: bool = True
     timed: bool = True

@@ -4,6 +4,7 @@ from tests.conformance import (
     communicator_failures,
     communicator_memory,
     communicator_parts,
+    communicator_programs,
     communicator_works,
 )
 from tests.conformance.communicator import CASES
@@ -28,6 +29,7 @@ IN_ORDER = (
     "owners_receive_their_parts",
     "owners_of_every_dtype_and_op",
     "exchanges_of_several_steps_are_waited_for_in_any_order",
+    "programs_make_several_reads",
 )
 """Cases that show whether a `reproducible` communicator keeps rank order."""
 
@@ -41,6 +43,8 @@ SWEEPS = frozenset(
         "owners_of_every_dtype_and_op",
         "parts_and_messages_of_every_dtype",
         "parts_of_every_dtype_and_op",
+        "programs_read_nothing_of_some_ranks",
+        "programs_read_ragged_arrays",
         "reduce_scatter_in_any_memory",
     ]
 )
@@ -55,4 +59,5 @@ __all__ = [
     "communicator_works",
     "communicator_memory",
     "communicator_parts",
+    "communicator_programs",
 ]

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.comm.base import Communicator
+from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.destinations import Owners
 from ncclkv.comm.messages.channel import SHORT_BYTES
-from ncclkv.comm.types import Work
+from ncclkv.comm.transport import Steps
+from ncclkv.comm.types import Apply, Work
+from ncclkv.comm.wire import Wire
 from ncclkv.errors import (
     CommAborted,
     CommTimeout,
@@ -98,6 +100,21 @@ def exchange(comm: Communicator) -> None:
     finish(comm, comm.all_to_all(*([ones(9) for _ in range(comm.size)] for _ in range(2))))
 
 
+def gathering(comm: Communicator, nbytes: int, what: str = "a test") -> Collective:
+    """Return a program in which each rank reads all arrays of so many bytes."""
+    own = ones(nbytes)
+
+    def steps(wire: Wire, apply: Apply | None) -> Steps:
+        yield from wire.read(own, lambda reader, owner: (0, own.size))
+
+    scratch = comm.size * nbytes
+    return comm.program(steps, what=what, nbytes=nbytes, scratch=scratch, kept=[own])
+
+
+def program(nbytes: int) -> Call:
+    return lambda comm: finish(comm, gathering(comm, nbytes).launch())
+
+
 # Calls with their names in messages.
 MOVES: dict[str, Call] = {
     "a reduction of 8 bytes to all ranks": to_all(8),
@@ -109,6 +126,8 @@ MOVES: dict[str, Call] = {
     "an allgather": lambda c: finish(c, c.allgather(ones(9), ones(9 * c.size))),
     "an allgatherv": gather,
     "an all_to_all": exchange,
+    "a test of 9 bytes": program(9),
+    "a test of 600000 bytes": program(600_000),
 }
 CALLS: dict[str, Call] = {
     **MOVES,
@@ -349,3 +368,22 @@ def bounds_that_differ_are_an_order_mismatch(comm: Communicator) -> None:
             mine = [*range(comm.size), count] if comm.rank == last(comm) else even
             with current_buffers().mismatch(f"rank {comm.rank}: rank ", "made different calls"):
                 finish(own, own.reduction(ones(count), ones(count), to=Owners(mine)).launch())
+
+
+@case
+def programs_of_other_names_are_an_order_mismatch(comm: Communicator) -> None:
+    if not current_buffers().capabilities.compares_names:
+        return
+    for nbytes in (9, 600_000):
+        with broken(comm, LONG) as own, current_buffers().mismatch(f"rank {comm.rank}"):
+            name = "a 1bit sum" if comm.rank == last(comm) else "a 2bit sum"
+            finish(own, gathering(own, nbytes, name).launch())
+
+
+@case
+def programs_of_other_sizes_are_an_order_mismatch(comm: Communicator) -> None:
+    for nbytes in (9, 600_000):
+        with broken(comm, current_buffers().capabilities.mismatch_seconds) as own:
+            mine = nbytes + (comm.rank == last(comm))
+            with current_buffers().mismatch(f"rank {comm.rank}"):
+                finish(own, gathering(own, mine).launch())

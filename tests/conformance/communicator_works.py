@@ -16,7 +16,9 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.destinations import EVERYONE, Root
 from ncclkv.comm.host.launch import world
 from ncclkv.comm.messages.channel import PIECE_BYTES, SHORT_BYTES
-from ncclkv.comm.types import ALIGNMENT, DoneWork, Work
+from ncclkv.comm.transport import Steps
+from ncclkv.comm.types import ALIGNMENT, Apply, DoneWork, Work
+from ncclkv.comm.wire import Wire
 from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import current_buffers
 from tests.conformance.communicator import case, data, expected, identical, summed
@@ -295,6 +297,11 @@ def pieces(buffer: Any) -> list[Any]:
     return [buffer[index : index + 1] for index in range(buffer.size)]
 
 
+def no_steps(wire: Wire, apply: Apply | None) -> Steps:
+    """Make a program of no exchange."""
+    yield from ()
+
+
 def shared_calls(comm: Communicator) -> dict[str, Callable[[], object]]:
     """Return each call that all ranks make together, by the name that its refusal states."""
     place = current_buffers()
@@ -310,6 +317,7 @@ def shared_calls(comm: Communicator) -> dict[str, Callable[[], object]]:
         "allgather": lambda: comm.allgather(one, each),
         "allgatherv": lambda: comm.allgatherv(one, each, [1] * comm.size),
         "all_to_all": lambda: comm.all_to_all(sent, parts),
+        "a program": lambda: comm.program(no_steps, what="a program").launch(),
         "barrier": comm.barrier,
         "split": lambda: comm.split(None),
         "duplicate": comm.duplicate,
@@ -355,6 +363,18 @@ def in_callbacks(comm: Communicator, function: Callable[[], object], rank: int) 
     empty = place.put(np.zeros(0, F32))
     comm.allgatherv(empty, empty, [0] * comm.size, callback).wait()
     assert len(called) == 2 * (comm.rank == rank)
+    called.clear()
+
+    def steps(wire: Wire, apply: Apply | None) -> Steps:
+        parts = yield from wire.read(own, lambda reader, owner: (0, 1))
+        callback()
+        for part, into in zip(parts, pieces(gathered), strict=True):
+            wire.copy(part, into)
+
+    place.write(gathered, 0)
+    comm.program(steps, what="a test", scratch=4 * comm.size, kept=[own, gathered]).launch().wait()
+    assert place.get(gathered).tolist() == [*range(comm.size)]
+    assert bool(called) == (comm.rank == rank)
 
 
 @case

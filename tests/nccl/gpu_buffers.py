@@ -33,6 +33,7 @@ class GpuBuffers(HostBuffers):
         sent_counts=False,
         sender_goes_on=False,
         compares_empty=False,
+        compares_names=False,
         free_order=False,
         read_only=False,
         timed=False,

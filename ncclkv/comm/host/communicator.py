@@ -48,6 +48,7 @@ from ncclkv.comm.shm.shared_gather import SharedGather
 from ncclkv.comm.transport import Steps, Transport
 from ncclkv.comm.two_step import wire_bytes
 from ncclkv.comm.types import Apply, Buffer, Then, WaitObserver, Work
+from ncclkv.comm.wire import Program
 from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
 from ncclkv.tracebacks import trim
@@ -248,6 +249,15 @@ class HostCommunicator(Communicator):
         call = header.all_to_all(send)
         steps = partial(algorithms.exchange, send=send, receive=receive)
         return self._tags.launch(lambda channel: followed(steps(channel), then), call)
+
+    def _program(self, program: Program) -> Collective:
+        call, tags = header.program(program.what, program.nbytes), self._tags
+        mark = call.mark()
+
+        def start(apply: Apply | None) -> Work:
+            return tags.launch(lambda channel: program.steps(channel, apply), call, mark=mark)
+
+        return Collective(start, program.sent, program.what)
 
     def barrier(self) -> Work:
         callbacks.refuse("barrier")

@@ -22,8 +22,9 @@ from ncclkv.comm.shm.hierarchical import CrossNode
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.small_allreduce import SmallAllReduce, SmallAllReduceWork
 from ncclkv.comm.shm.staging import INLINE_BYTES
-from ncclkv.comm.two_step import Limits, wire_bytes
+from ncclkv.comm.two_step import wire_bytes
 from ncclkv.comm.types import Apply, Buffer, Work
+from ncclkv.comm.wire import Limits
 
 _MAX_PREPARED = 4096
 _MAX_SMALL = 1024

@@ -8,8 +8,8 @@ import numpy as np
 
 from ncclkv.comm.messages import framing
 from ncclkv.comm.transport import Messages, Request
-from ncclkv.comm.two_step import Limits, Wire
 from ncclkv.comm.types import Buffer
+from ncclkv.comm.wire import Limits, Wire
 from ncclkv.kernels.base import Kernels
 
 SHORT_BYTES = 16 * 1024

@@ -62,13 +62,17 @@ class TagPool:
         what: object,
         label: str = "",
         arrivals: Arrivals = dict,
+        mark: int = 0,
     ) -> StepWork:
-        """Start the collective that `steps` makes on a channel."""
+        """Start the collective that `steps` makes on a channel.
+
+        Ranks with another `mark` raise `OrderMismatch`, as ranks with another digest do.
+        """
         while self._holders and self._holders[0].finished:
             self._holders.popleft()
         if len(self._holders) == _TAGS:
             self._holders.popleft().wait()
-        run = self._run(steps, next(self._tags), self._progress.digest.value)
+        run = self._run(steps, next(self._tags), self._progress.digest.value ^ mark)
         work = self._progress.launch(StepWork(run, what, arrivals))
         self._holders.append(work)
         work.label = label

@@ -31,6 +31,7 @@ from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.two_step import LEAST, wire_bytes
 from ncclkv.comm.types import Apply, Buffer, DoneWork, Then, WaitObserver, Work
+from ncclkv.comm.wire import Program
 from ncclkv.errors import CommAborted, KVStoreError, NotSupported, RankLost, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.tracebacks import public
@@ -280,6 +281,17 @@ class NcclCommunicator(Communicator):
         self._messages.connect(f"{what} (connecting the ranks)")
         enqueue = self._messages.exchange(send, receive)
         return self._progress.launch(what, enqueue, then, *send, *receive)
+
+    def _program(self, program: Program) -> Collective:
+        what = str(program)
+
+        def start(apply: Apply | None) -> Work:
+            self._lifetime.check()
+            self._messages.connect(f"{what} (connecting the ranks)")
+            enqueue, scratch = self._messages.program(program, apply)
+            return self._progress.launch(what, enqueue, None, *program.kept, apply, scratch)
+
+        return Collective(start, program.sent, program.what)
 
     def _launch(
         self, what: str, enqueue: Enqueue, buffers: tuple[Buffer, ...], apply: Then | None = None

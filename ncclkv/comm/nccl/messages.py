@@ -14,19 +14,20 @@ the ranks at their first use, with a deadline.  The cost on several GPUs has not
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from ncclkv.arrays.memory import address
-from ncclkv.comm import two_step
+from ncclkv.comm import callbacks, two_step
 from ncclkv.comm.destinations import To
 from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import Handle, group
 from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
 from ncclkv.comm.transport import LocalRequest, Request
-from ncclkv.comm.two_step import Limits, Wire
-from ncclkv.comm.types import ALIGNMENT, Buffer
+from ncclkv.comm.types import ALIGNMENT, Apply, Buffer
+from ncclkv.comm.wire import Limits, Program, Wire, others
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 
@@ -62,6 +63,11 @@ class StreamWire(Wire):
         self._memory = memory
 
     def scratch(self, nbytes: int) -> Buffer:
+        if nbytes > self._memory.size:
+            raise UsageError(
+                f"a program needs {nbytes} bytes of scratch memory, and stated {self._memory.size} "
+                f"with the room between parts; state more in 'scratch' of Communicator.program"
+            )
         return self._memory[:nbytes]
 
     def group(self) -> AbstractContextManager[None]:
@@ -130,7 +136,7 @@ class GpuMessages:
         self._connected = True
         scratch = self._lifetime.streams.allocate(self._size)
         bytes_at = address(scratch), address(scratch) + 1
-        peers = two_step.others(self._rank, self._size)
+        peers = others(self._rank, self._size)
 
         with self._progress.looking(what) as look:
 
@@ -146,7 +152,7 @@ class GpuMessages:
         same memory, later on the same stream.
         """
         count = two_step.scratch_count(send.size, send.itemsize, to, self._size, _limits())
-        scratch = self._scratch(count * send.itemsize)
+        scratch = self._scratch(count * send.itemsize, "sums in rank order")
         order = [[rank] for rank in range(self._size)]
 
         def enqueue(handle: Handle, stream: int) -> None:
@@ -167,17 +173,35 @@ class GpuMessages:
 
         return enqueue
 
+    def program(self, program: Program, apply: Apply | None) -> tuple[Enqueue, Buffer]:
+        """Return the function that puts a program on a stream, and its scratch memory.
+
+        As for `reduction`.
+        """
+        scratch = self._scratch(
+            program.scratch + self._size * ALIGNMENT, f"programs such as {program}"
+        )
+
+        def run(stream: int) -> None:
+            with self._lifetime.streams.on(stream):
+                deque(program.steps(self._wire(stream, scratch), apply), 0)
+
+        def enqueue(handle: Handle, stream: int) -> None:
+            callbacks.run(self._lifetime.who, run, stream)
+
+        return enqueue, scratch
+
     def _wire(self, stream: int, memory: Buffer) -> StreamWire:
         """Return the messages of one launch."""
         return StreamWire(self._lifetime, self._kernels, stream, memory)
 
-    def _scratch(self, nbytes: int) -> Buffer:
-        """Return scratch memory, which grows and is never freed."""
+    def _scratch(self, nbytes: int, what: str) -> Buffer:
+        """Return scratch memory for `what`, which grows and is never freed."""
         if self._memory is None or self._memory.size < nbytes:
             if self._lifetime.graphs.recording is not None:
                 raise UsageError(
-                    f"capture: sums in rank order need {nbytes} bytes of scratch memory, and a "
-                    f"capture cannot allocate; make the same step once before it"
+                    f"capture: {what} need {nbytes} bytes of scratch memory, and a capture "
+                    f"cannot allocate; make the same step once before it"
                 )
             self._memory = self._lifetime.streams.allocate(nbytes)
         return self._memory

@@ -24,6 +24,7 @@ _TEXTS = {
     "allgatherv": "an allgatherv of {nbytes} bytes from this rank",
     "all_to_all": "an all_to_all of {nbytes} bytes from this rank",
     "barrier": "a barrier",
+    "program": "{name}{size}",
 }
 VERBS = tuple(_TEXTS)
 """Kinds of collectives."""
@@ -33,6 +34,10 @@ _IN_PARTS = ("reduce_scatter", "allgatherv")
 _OPS = ("", *OPS)
 
 _NO_OFFSET = Offset(-1, -1, -1)
+_MAX_NAMES = 1024
+_program_names: dict[int, str] = {}
+"""The names of the programs of this process, by their checksums."""
+
 _HEAD = 3
 """Words before the offsets: the digest, and the two of `CollectiveHeader.pack`."""
 
@@ -51,7 +56,8 @@ class CollectiveHeader(NamedTuple):
     op : str
         One of `OPS`; "" without a reduction.
     root : int
-        -1 for all ranks.  Of parts of different lengths, a checksum of their lengths.
+        -1 for all ranks.  Of parts of different lengths, a checksum of their lengths; of a program,
+        a checksum of its name.
     sharded_update : bool
         Whether the ranks of a node update together.
     """
@@ -70,15 +76,22 @@ class CollectiveHeader(NamedTuple):
 
     def __str__(self) -> str:
         return _TEXTS[self.verb].format(
-            nbytes=self.nbytes, root="all ranks" if self.root < 0 else f"rank {self.root}"
+            nbytes=self.nbytes,
+            root="all ranks" if self.root < 0 else f"rank {self.root}",
+            name=_program_names.get(self.root, "another program"),
+            size=f" of {self.nbytes} bytes" if self.nbytes else "",
         )
 
     def describe(self) -> str:
         """Describe all that ranks compare."""
-        if self == BARRIER:
+        if self.verb in ("barrier", "program"):
             return str(self)
         names = [SUPPORTED[self.dtype], self.op, "updated together" if self.sharded_update else ""]
         return f"{self} ({', '.join(name for name in names if name)})"
+
+    def mark(self) -> int:
+        """Return a number of 64 bits, signed, that differs between programs."""
+        return (self.root << 32 | crc32(self.nbytes.to_bytes(8, "little"))) - (1 << 63)
 
 
 def _unpack(nbytes: int, small: int) -> CollectiveHeader:
@@ -125,6 +138,15 @@ def all_to_all(send: Sequence[Buffer]) -> CollectiveHeader:
     """Return the header of an all_to_all."""
     nbytes = sum(data.nbytes for data in send)
     return CollectiveHeader("all_to_all", nbytes, _number(send[0].dtype))
+
+
+def program(what: str, nbytes: int) -> CollectiveHeader:
+    """Return the header of a program with that name."""
+    name = crc32(what.encode())
+    if len(_program_names) >= _MAX_NAMES:
+        _program_names.clear()
+    _program_names[name] = what
+    return CollectiveHeader("program", nbytes, root=name)
 
 
 BARRIER = CollectiveHeader("barrier")

@@ -2,102 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 
 from ncclkv.comm import two_step
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
-from ncclkv.comm.transport import Request
 from ncclkv.comm.two_step import (
     LEAST,
-    Limits,
     Round,
-    Wire,
     rounds,
     scratch_count,
     slices,
     wire_bytes,
 )
 from ncclkv.comm.types import Apply, Buffer
-from ncclkv.kernels.host import HostKernels
+from ncclkv.comm.wire import Limits
+from tests.unit.comm.memory_wire import MemoryWire, Network, run
 
 LIMITS = (Limits(0, 64), Limits(64, 1 << 20), Limits(16, 200, 16), LEAST)
-
-
-@dataclass
-class Network:
-    """Messages on their way, by sender and receiver, and the bytes that each rank has sent."""
-
-    size: int
-    boxes: dict[tuple[int, int], deque[Buffer]] = field(default_factory=dict)
-    sent: dict[int, int] = field(default_factory=dict)
-
-    def box(self, source: int, target: int) -> deque[Buffer]:
-        return self.boxes.setdefault((source, target), deque())
-
-
-@dataclass
-class Arrival(Request):
-    """A message that is awaited."""
-
-    box: deque[Buffer]
-    into: Buffer
-    complete: bool = False
-
-    def done(self) -> bool:
-        if not self.complete and self.box:
-            self.into[...] = self.box.popleft()
-            self.complete = True
-        return self.complete
-
-
-@dataclass
-class Sent(Request):
-    """A message that is copied when it is sent."""
-
-    def done(self) -> bool:
-        return True
-
-
-class MemoryWire(Wire):
-    """A wire between ranks of one thread."""
-
-    def __init__(self, network: Network, rank: int, limits: Limits) -> None:
-        super().__init__(rank, network.size, limits)
-        self.network = network
-        self.most_scratch = 0
-
-    def scratch(self, nbytes: int) -> Buffer:
-        self.most_scratch = max(self.most_scratch, nbytes)
-        return np.full(nbytes, 0xA5, np.uint8)
-
-    def send(self, data: Buffer, peer: int) -> Request:
-        self.network.box(self.rank, peer).append(data.copy())
-        self.network.sent[self.rank] = self.network.sent.get(self.rank, 0) + data.nbytes
-        return Sent()
-
-    def receive(self, into: Buffer, peer: int) -> Request:
-        return Arrival(self.network.box(peer, self.rank), into)
-
-    def fold(self, parts: Sequence[Buffer], total: Buffer, op: str) -> None:
-        HostKernels().reduce(parts, total, op)
-
-
-def run(wires: Sequence[MemoryWire], steps: Sequence[two_step.Steps]) -> None:
-    """Take the steps of all ranks in turn, until none is left."""
-    pending: list[Sequence[Request] | None] = [[] for _ in wires]
-    for _ in range(10_000):
-        if not any(each is not None for each in pending):
-            assert not any(wires[0].network.boxes.values()), "a message that nobody received"
-            return
-        for rank, each in enumerate(pending):
-            if each is not None and all(request.done() for request in each):
-                pending[rank] = next(steps[rank], None)
-    raise AssertionError(f"ranks wait for ever: {pending}")
 
 
 def drawn_to(rng: np.random.Generator, count: int, size: int) -> To:

@@ -149,8 +149,28 @@ def test_a_header_is_equal_after_packing() -> None:
             header.reduce_scatter(array, "min"),
             header.allgather(array),
             header.BARRIER,
+            header.program("a test", 7),
         ):
             assert header._unpack(*call.pack()) == call
+
+
+def test_a_program_without_a_size_has_its_name_alone() -> None:
+    assert header.program("a test", 7).describe() == "a test of 7 bytes"
+    assert header.program("a test", 0).describe() == "a test"
+
+
+def test_names_of_programs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header, "_program_names", {})
+    monkeypatch.setattr(header, "_MAX_NAMES", 2)
+    calls = [header.program(f"program {number}", 0) for number in range(3)]
+    assert [str(call) for call in calls] == ["another program", "another program", "program 2"]
+
+
+def test_programs_have_different_marks() -> None:
+    calls = [header.program(name, nbytes) for name in ("one", "other") for nbytes in (0, 1, 2**40)]
+    marks = {call.mark() for call in calls}
+    assert len(marks) == len(calls)
+    assert all(-(1 << 63) <= mark < 1 << 63 for mark in marks)
 
 
 def test_differing_short_sums_are_detected_on_other_nodes(
