@@ -40,6 +40,7 @@ SWEEPS = frozenset(
         "every_length_to_all",
         "every_length_to_every_root",
         "every_op_of_every_dtype",
+        "many_programs_are_in_flight",
         "owners_of_every_dtype_and_op",
         "parts_and_messages_of_every_dtype",
         "parts_of_every_dtype_and_op",

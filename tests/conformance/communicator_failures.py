@@ -387,3 +387,19 @@ def programs_of_other_sizes_are_an_order_mismatch(comm: Communicator) -> None:
             mine = nbytes + (comm.rank == last(comm))
             with current_buffers().mismatch(f"rank {comm.rank}"):
                 finish(own, gathering(own, mine).launch())
+
+
+@case
+def a_program_that_meets_a_reduction_is_an_order_mismatch(comm: Communicator) -> None:
+    # On several nodes they are messages between different ranks, and only stores compare calls.
+    if not current_buffers().capabilities.compares_names or on_several_nodes(comm):
+        return
+    with broken(comm, LONG) as own, current_buffers().mismatch(f"rank {comm.rank}"):
+        call = to_all if comm.rank == last(comm) else program
+        call(LONG_BYTES)(own)
+
+
+def on_several_nodes(comm: Communicator) -> bool:
+    """Return whether some ranks share memory and others do not."""
+    sizes = comm.control.allgather(comm.local_size)
+    return sizes not in ([1] * comm.size, [comm.size] * comm.size)

@@ -228,6 +228,21 @@ def programs_are_waited_for_in_any_order(comm: Communicator) -> None:
             finish(flying[index])
 
 
+@case
+def many_programs_are_in_flight(comm: Communicator) -> None:
+    for turn in range(6):
+        rng = np.random.default_rng(turn)
+        flying: list[Started] = []
+        for number in range(12):
+            count, kind = int(rng.integers(1, 60_000)), KINDS[int(rng.integers(3))]
+            flying.append(Total(comm, count, kind, turn).start())
+            if number % 4 == 1:
+                sent = current_buffers().put(data(comm.rank, 5, F32, turn))
+                flying.append((comm.allreduce(sent, sent), nothing))
+        for index in np.random.default_rng([turn, comm.rank]).permutation(len(flying)):
+            finish(flying[index])
+
+
 def nothing() -> None:
     """Check nothing."""
 

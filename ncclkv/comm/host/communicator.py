@@ -1,7 +1,8 @@
 """The communicator of hosts: collectives in the memory of a node, and messages over any transport.
 
 On one node that shares memory, all collectives of buffers go through that memory, except
-`all_to_all`.  Host objects are always messages.
+`all_to_all`.  Host objects are always messages.  Programs read the memory of their node, and
+exchange messages between nodes (`ncclkv.comm.shm.node_wire`).
 
 Across nodes a long reduction goes through the memory of each node, and a slice is exchanged between
 the ranks of one index (`ncclkv.comm.shm.hierarchical`).  In a long sum to `Owners` the rank of
@@ -40,9 +41,11 @@ from ncclkv.comm.messages.progress import ProgressEngine, StepWork, followed
 from ncclkv.comm.messages.tags import TagPool
 from ncclkv.comm.shm import header, hierarchical
 from ncclkv.comm.shm.broadcast import Broadcast
+from ncclkv.comm.shm.copies import CopyPool
 from ncclkv.comm.shm.gather_scatter import allgather, barrier, reduce_scatter
 from ncclkv.comm.shm.hierarchical import CrossNode
 from ncclkv.comm.shm.node import Node
+from ncclkv.comm.shm.node_wire import NodeWire
 from ncclkv.comm.shm.setup import Sharing, setup_node
 from ncclkv.comm.shm.shared_gather import SharedGather
 from ncclkv.comm.transport import Steps, Transport
@@ -126,6 +129,7 @@ class HostCommunicator(Communicator):
             self._progress.calls.recorder = FlightRecorder(transport.rank, self._node.pages)
         if share:
             self._progress.calls.recorder.announce()
+        self._copies = None if self._node is None else CopyPool(self._node)
         self._reductions = Reductions(self.rank, self.size, self._node, self._progress, self._tags)
         self._closed = False
 
@@ -251,11 +255,20 @@ class HostCommunicator(Communicator):
         return self._tags.launch(lambda channel: followed(steps(channel), then), call)
 
     def _program(self, program: Program) -> Collective:
-        call, tags = header.program(program.what, program.nbytes), self._tags
-        mark = call.mark()
+        call = header.program(program.what, program.nbytes)
+        launch = partial(self._tags.launch, what=call, mark=call.mark())
+        node, copies = self._node, self._copies
 
         def start(apply: Apply | None) -> Work:
-            return tags.launch(lambda channel: program.steps(channel, apply), call, mark=mark)
+            if node is None or copies is None:
+                return launch(lambda channel: program.steps(channel, apply))
+            # Taken here: the steps may begin later on this rank than on its neighbours.
+            slot = node.sequence.next_slot()
+
+            def steps(channel: Channel) -> Steps:
+                return NodeWire(node, slot, call, channel, copies).run(program.steps, apply)
+
+            return launch(steps, arrivals=slot.arrivals)
 
         return Collective(start, program.sent, program.what)
 

@@ -22,6 +22,8 @@ Ranks wait for each other twice a piece.  But a message of 4 MiB and more waits 
 until the peer's own message has left: a link of 1 Gbit/s then had half of its speed.
 """
 
+_REFUSAL = np.empty(0, np.uint8)
+
 
 def limits(size: int) -> Limits:
     """Return the sizes at which sums by messages over `size` ranks change."""
@@ -72,6 +74,10 @@ class Channel(Wire):
     def among(self, messages: Messages) -> Channel:
         """Return the channel of a subset of its ranks, which `messages` numbers anew."""
         return Channel(messages, self.tag, self.kernels, self._scratch, self._digest)
+
+    def refuse(self, peer: int) -> None:
+        """Send a peer an empty message, which no peer expects: ranks have made different calls."""
+        self.transport.send(_REFUSAL, peer, self.tag)
 
     def send(self, data: Buffer, peer: int) -> Request:
         data = data.view(np.uint8)

@@ -27,6 +27,11 @@ class Offset(NamedTuple):
     length: int
     offset: int
 
+    @property
+    def at(self) -> int:
+        """Return the position in the segment."""
+        return self.start + self.offset
+
 
 class Allocator:
     """Allocates arrays in the bytes ``[start, stop)`` of a segment.

@@ -170,6 +170,39 @@ def offsets(words: Sequence[int]) -> tuple[Offset | None, Offset | None]:
     return (None if send == _NO_OFFSET else send, None if receive == _NO_OFFSET else receive)
 
 
+class Place(NamedTuple):
+    """Memory where the neighbours of a rank find an array.
+
+    Attributes
+    ----------
+    offset : Offset
+    shared : bool
+        Whether the offset is one of the memory that all ranks of the node share.
+    """
+
+    offset: Offset
+    shared: bool
+
+
+def place_words(turn: int, place: Place | None) -> tuple[int, Sequence[int]]:
+    """Return the position and the words of place 0 or 1 in a header; None if there is none."""
+    if place is None:
+        words = _NO_OFFSET
+    elif place.shared:  # never at 0, where the segment has its control memory
+        words = place.offset._replace(start=~place.offset.start)
+    else:
+        words = place.offset
+    return _HEAD + turn * len(words), words
+
+
+def place(turn: int, words: Sequence[int]) -> Place | None:
+    """Return place 0 or 1 of a header; None if the neighbours cannot map the array."""
+    offset = offsets(words)[turn]
+    if offset is None or offset.start >= 0:
+        return None if offset is None else Place(offset, shared=False)
+    return Place(offset._replace(start=~offset.start), shared=True)
+
+
 def check(call: CollectiveHeader, digest: int, rank: int, peer: int, words: Sequence[int]) -> None:
     """Compare a peer's header with this rank's call and digest.
 

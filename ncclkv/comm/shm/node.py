@@ -131,7 +131,14 @@ class Node:
 
     def is_node_shared(self, array: Buffer) -> bool:
         """Return whether an array lies in memory that all ranks of the node share."""
-        return array.size > 0 and self._shared.offset_of(array) is not None
+        return self.shared_offset_of(array) is not None
+
+    def shared_offset_of(self, array: Buffer) -> Offset | None:
+        """Return the offset of an array that all ranks of the node share; else None.
+
+        The offset is in the segment of the node's first rank.
+        """
+        return self._shared.offset_of(array) if array.size else None
 
     def offset_of(self, array: Buffer) -> Offset | None:
         """Return the offset of an array of this rank; None when neighbours cannot map the array."""

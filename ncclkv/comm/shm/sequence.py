@@ -176,6 +176,13 @@ class CollectiveSlot:
         for position, word in enumerate(words, lo + 1):
             headers[position] = word
 
+    @concurrency.shared_step("slot: write words", writes=True)
+    def write_words(self, position: int, words: Sequence[int]) -> None:
+        """Write words of the header that no peer reads any more, before the next phase."""
+        headers = self._table.local_headers
+        for place, word in enumerate(words, self._index * HEADER_WORDS + position):
+            headers[place] = word
+
     @concurrency.shared_step("slot: publish", writes=True)
     def publish(self, phase: int) -> None:
         """Publish that this rank has reached a phase."""

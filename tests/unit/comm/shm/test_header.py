@@ -10,7 +10,9 @@ import pytest
 from ncclkv import testing
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import threads
-from ncclkv.comm.shm import header
+from ncclkv.comm.shm import header, sequence
+from ncclkv.comm.shm.allocator import Offset
+from ncclkv.comm.shm.header import Place
 from ncclkv.comm.types import Work
 from ncclkv.errors import KVStoreError
 from tests.conformance.communicator import COMPLEX, FLOATS, INTEGERS
@@ -164,6 +166,19 @@ def test_names_of_programs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(header, "_MAX_NAMES", 2)
     calls = [header.program(f"program {number}", 0) for number in range(3)]
     assert [str(call) for call in calls] == ["another program", "another program", "program 2"]
+
+
+def test_places_of_arrays_are_equal_after_packing() -> None:
+    call = header.program("a test", 7)
+    offset = Offset(1 << 40, 4096, 256)
+    for turn in range(2):
+        for place in (None, Place(offset, shared=False), Place(offset, shared=True)):
+            words = [0, *header.write(call, None, None)]
+            position, packed = header.place_words(turn, place)
+            words[position : position + len(packed)] = packed
+            assert header.place(turn, words) == place
+            assert header.place(1 - turn, words) is None
+            assert len(words) == sequence.HEADER_WORDS - 1
 
 
 def test_programs_have_different_marks() -> None:
