@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ncclkv.compress.quantiser import Quantiser
+from ncclkv.compress.registry import codec_of
+
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3.4e38, 0.5, -0.5, 1.0, -1.0, 5.0]
 
 
@@ -80,6 +83,13 @@ class OneBit(Model):
 
 
 MODELS: dict[str, type[Model]] = {"1bit": OneBit, "2bit": TwoBit}
+
+
+def quantiser(name: str, threshold: float = 0.5) -> Quantiser:
+    """Return a codec of few bits by its name."""
+    found = codec_of({"type": name, "threshold": threshold, "scope": "rank"})
+    assert isinstance(found, Quantiser)
+    return found
 
 
 def zeros(count: int, offset: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ncclkv.compress.declared import SCOPE, Parameter, finite
 from ncclkv.errors import NotSupported
 from ncclkv.kernels.base import Array, Arrays
 from ncclkv.kernels.host import compiled
@@ -52,9 +53,12 @@ class Quantiser(ABC):
         The largest magnitude of a residual that is not counted by `encode`.
     step : float
         The difference between the values of two neighbouring levels.
+    declared : tuple of Parameter
     """
 
     name: str
+    declared: ClassVar[tuple[Parameter, ...]] = (Parameter("threshold", 0.5, finite), SCOPE)
+    keeps_residual = True
     bits: ClassVar[int]
     levels: ClassVar[Sequence[int]]
     bound: float

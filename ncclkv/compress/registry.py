@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ncclkv.compress.base import Codec
+from ncclkv.compress.half import BF16, FP16
 from ncclkv.compress.onebit import OneBit
-from ncclkv.compress.quantiser import Quantiser
+from ncclkv.compress.powersgd import PowerSGD
+from ncclkv.compress.topk import TopK
 from ncclkv.compress.twobit import TwoBit
 
-CODECS: Mapping[str, type[Quantiser]] = {each.name: each for each in (OneBit, TwoBit)}
+AnyCodec = OneBit | TwoBit | FP16 | BF16 | TopK | PowerSGD
+
+CODECS: Mapping[str, type[AnyCodec]] = {
+    each.name: each for each in (OneBit, TwoBit, FP16, BF16, TopK, PowerSGD)
+}
+"""All codecs.  A `Quantiser` is a `Codec`; the sums of the others are not integers."""
 
 
-def codec_of(parameters: Mapping[str, Any]) -> Codec:
+def codec_of(parameters: Mapping[str, Any]) -> AnyCodec:
     """Return the codec of complete parameters.
 
     Examples

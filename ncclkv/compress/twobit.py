@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ncclkv.compress.declared import SCOPE, Parameter, above_0
 from ncclkv.compress.quantiser import Quantiser
 from ncclkv.kernels.base import Array
 
@@ -33,6 +34,7 @@ class TwoBit(Quantiser):
     """
 
     name = "2bit"
+    declared = (Parameter("threshold", 0.5, above_0), SCOPE)
     bits = 2
     # Codes 00 and 01 send nothing, 10 the negative threshold, 11 the threshold.
     levels = (1, 1, 0, 2)

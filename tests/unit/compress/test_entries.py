@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ncclkv.compress.entries import clear_padding, encode_entries, padding
-from ncclkv.compress.registry import CODECS, codec_of
+from tests.codecs import MODELS, quantiser
 
 ENTRIES = [(0, 3), (64, 64), (64, 165), (192, 200)]
 """An empty one among them."""
@@ -14,9 +14,9 @@ COUNT = 256
 
 
 @pytest.mark.usefixtures("in_numpy_and_c")
-@pytest.mark.parametrize("name", [*CODECS])
+@pytest.mark.parametrize("name", [*MODELS])
 def test_padding_is_not_encoded_and_decoded_to_0(name: str) -> None:
-    codec = codec_of({"type": name, "threshold": 0.5, "scope": "rank"})
+    codec = quantiser(name)
     gradients, residual = np.full((2, COUNT), 0.75, np.float32)
     payload = np.full(codec.nbytes(COUNT), 255, np.uint8)
     gradients[100] = 9

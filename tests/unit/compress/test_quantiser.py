@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclkv.compress.base import Codec
-from ncclkv.compress.quantiser import levels_of_bytes
-from ncclkv.compress.registry import codec_of
+from ncclkv.compress.quantiser import Quantiser, levels_of_bytes
 from ncclkv.errors import NotSupported
-from tests.codecs import MODELS, numbers, same, total_of, zeros
+from tests.codecs import MODELS, numbers, quantiser, same, total_of, zeros
 from tests.harness.extent import examples
 
 pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
@@ -27,11 +25,9 @@ PUSHES = 30
 SENDERS = [1, 2, 3, 4]
 
 
-def codec(name: str, threshold: float = 0.5) -> Codec:
-    return codec_of({"type": name, "threshold": threshold, "scope": "rank"})
-
-
-def written(codec: Codec, gradients: np.ndarray, residual: np.ndarray) -> tuple[np.ndarray, int]:
+def written(
+    codec: Quantiser, gradients: np.ndarray, residual: np.ndarray
+) -> tuple[np.ndarray, int]:
     """Encode into memory that is not 0; return the payload and the number of large residuals."""
     payload = np.full(codec.nbytes(gradients.size) + 1, 255, np.uint8)[1:]
     return payload, codec.encode(gradients, residual, payload)
@@ -50,7 +46,7 @@ def written(codec: Codec, gradients: np.ndarray, residual: np.ndarray) -> tuple[
 def test_pushes_are_those_of_the_model(
     name: str, seed: int, count: int, threshold: float, senders: int, special: bool, offset: int
 ) -> None:
-    rng, given = np.random.default_rng(seed), codec(name, threshold)
+    rng, given = np.random.default_rng(seed), quantiser(name, threshold)
     models = [MODELS[name](threshold, count) for _ in range(senders)]
     residuals = [zeros(count, offset) for _ in range(senders)]
     counts, unpacked = np.empty((2, count), np.uint16)
@@ -78,7 +74,7 @@ def test_pushes_are_those_of_the_model(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_arrays_that_c_does_not_take_are_encoded_too(name: str) -> None:
-    given, model = codec(name), MODELS[name](0.5, 100)
+    given, model = quantiser(name), MODELS[name](0.5, 100)
     rng = np.random.default_rng(0)
     residual, gradients = np.zeros((2, 100, 2), np.float32)
     gradients[...] = rng.standard_normal((100, 2))
@@ -100,7 +96,7 @@ def test_arrays_that_c_does_not_take_are_encoded_too(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_elements_have_no_bytes(name: str) -> None:
-    given, nothing = codec(name), np.empty(0, np.float32)
+    given, nothing = quantiser(name), np.empty(0, np.float32)
     assert given.nbytes(0) == given.packed_nbytes(0, 3) == 0
     assert given.encode(nothing, nothing.copy(), np.empty(0, np.uint8)) == 0
     given.count_sum([np.empty(0, np.uint8)], np.empty(0, np.uint16))
@@ -109,7 +105,7 @@ def test_no_elements_have_no_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_part_of_a_payload_has_the_counts_of_its_elements(name: str) -> None:
-    given, rng = codec(name), np.random.default_rng(1)
+    given, rng = quantiser(name), np.random.default_rng(1)
     count, start = 5 * given.unit + 3, 2 * given.unit
     payloads = [written(given, numbers(rng, count, False), np.zeros(count, np.float32))[0]
                 for _ in range(3)]  # fmt: skip
@@ -122,7 +118,7 @@ def test_a_part_of_a_payload_has_the_counts_of_its_elements(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("senders", [5, 15, 16, 127, 128, 255, 256, 300])
 def test_counts_of_many_senders(name: str, senders: int) -> None:
-    given, rng = codec(name, 0.1), np.random.default_rng(senders)
+    given, rng = quantiser(name, 0.1), np.random.default_rng(senders)
     chosen = [MODELS[name](0.1, 50) for _ in range(4)]
     all_sent, payloads = [], []
     for model in chosen:
@@ -146,7 +142,7 @@ def test_counts_of_many_senders(name: str, senders: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_encode_allocates_a_tile_at_most(name: str) -> None:
-    given = codec(name)
+    given = quantiser(name)
     gradients, residual = np.ones((2, 1 << 20), np.float32)
     payload = np.empty(given.nbytes(gradients.size), np.uint8)
     counts, out = np.empty(gradients.size, np.uint16), np.empty_like(gradients)
@@ -165,7 +161,7 @@ def test_encode_allocates_a_tile_at_most(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_more_senders_than_a_count_can_have_are_refused(name: str) -> None:
     with pytest.raises(NotSupported, match="cannot count the codes of 70,000 senders in 16 bits"):
-        codec(name).width(70_000)
+        quantiser(name).width(70_000)
 
 
 def test_the_first_code_of_a_byte_has_its_most_significant_bits() -> None:

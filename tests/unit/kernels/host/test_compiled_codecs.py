@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclkv.compress.registry import CODECS
 from ncclkv.kernels.host import compiled
+from tests.codecs import MODELS
 
 pytestmark = pytest.mark.usefixtures("in_c")
 
@@ -22,9 +22,9 @@ def encoded(*, name: str = "2bit", gradients: np.ndarray = VALUES, payload: int 
     )
 
 
-@pytest.mark.parametrize("name", [*CODECS])
+@pytest.mark.parametrize("name", [*MODELS])
 def test_each_codec_is_in_c(name: str) -> None:
-    assert encoded(name=name, payload=4 * -(-COUNT // (32 // CODECS[name].bits))) == 0
+    assert encoded(name=name, payload=4 * -(-COUNT // (32 // MODELS[name].bits))) == 0
 
 
 def test_all_is_done_at_any_address() -> None:
