@@ -6,10 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from ncclkv.compress.declared import SCOPE, Parameter, share
+from ncclkv.errors import NotSupported
+from ncclkv.kernels.base import Array, Arrays
+from ncclkv.kernels.host.largest import add_largest, take_largest
+
+MOST = 2**31 - 1
+"""Elements of a key at most: an index has 32 bits, and a sign."""
 
 
 class TopK:
-    """The `kept` gradients of a key whose magnitude with the residual is largest.
+    """The gradients of a key whose magnitude with the residual is largest.
+
+    NaN counts as the largest magnitude, so that it is sent and seen.  Of equal magnitudes the first
+    are sent.
 
     Parameters
     ----------
@@ -20,8 +29,13 @@ class TopK:
 
     Examples
     --------
-    >>> TopK(ratio=0.5).kept(5), TopK().kept(5)
-    (2, 1)
+    >>> import numpy as np
+    >>> codec, residual = TopK(ratio=0.5), np.zeros(4, np.float32)
+    >>> payload, out = np.empty(codec.nbytes(4), np.uint8), np.empty(4, np.float32)
+    >>> codec.encode(np.array([1, -3, 2, -2], np.float32), residual, payload)
+    >>> codec.merge([payload, payload], out)
+    >>> out, residual
+    (array([ 0., -6.,  4.,  0.], dtype=float32), array([ 1.,  0.,  0., -2.], dtype=float32))
     """
 
     name = "topk"
@@ -36,9 +50,51 @@ class TopK:
         return f"{type(self).__name__}({self.parameters})"
 
     def kept(self, count: int) -> int:
-        """Return the number of gradients that are sent, of `count` ones of a key."""
+        """Return the number of gradients that are sent, of `count` ones of a key.
+
+        Examples
+        --------
+        >>> [TopK(ratio=0.1).kept(count) for count in (0, 1, 14, 16)]
+        [0, 1, 1, 2]
+        """
         return min(count, max(1, round(self.ratio * count)))
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of the payload of `count` gradients of a key."""
+        """Return the bytes of the payload of `count` gradients of a key.
+
+        Raises
+        ------
+        NotSupported
+            For more gradients than an index can name.
+        """
+        if count > MOST:
+            raise NotSupported(
+                f"topk cannot name {count:,} elements of a key in 31 bits; split the key, or give "
+                f"the type 'fp16'"
+            )
         return 8 * self.kept(count)
+
+    def encode(self, gradients: Array, residual: Array, payload: Array) -> None:
+        """Add the gradients of a key to the residual, and move the largest sums to the payload.
+
+        Parameters
+        ----------
+        gradients : ndarray of float32, shape (n,)
+        residual : ndarray of float32, shape (n,)
+            Shares no memory with the gradients; what is sent becomes 0.
+        payload : ndarray of uint8, shape (nbytes(n),)
+            Receives the indices, of int32 and ascending, and then the numbers, of float32.
+        """
+        take_largest(gradients, residual, payload)
+
+    def merge(self, payloads: Arrays, out: Array) -> None:
+        """Set `out`, an ndarray of float32, to the sum of all senders, added in their order.
+
+        Raises
+        ------
+        ValueError
+            For a payload that has an index beyond `out`.
+        """
+        out[...] = 0
+        for payload in payloads:
+            add_largest(payload, out)

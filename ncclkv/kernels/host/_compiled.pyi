@@ -115,6 +115,19 @@ def pack_counts(counts: Array, packed: Array, width: int, /) -> bool:
 def unpack_counts(packed: Array, counts: Array, width: int, /) -> bool:
     """Set `counts` to those in `packed`, the opposite of `pack_counts`."""
 
+def take_largest(gradients: Array, residual: Array, payload: Array, /) -> bool:
+    """Move the largest sums to a payload; parameters as of ``largest.take_largest``.
+
+    Raises MemoryError, before any array is written, and ValueError for a payload that is not of 8
+    bytes for each of at most all elements.
+    """
+
+def add_largest(payload: Array, sums: Array, /) -> bool:
+    """Add a payload to `sums`, of float32; parameters as of ``largest.add_largest``.
+
+    Raises ValueError for an index that `sums` does not have; numbers before it are added.
+    """
+
 def short_sum(
     table: bytes,
     rank: int,

@@ -37,6 +37,7 @@ from ncclkv.kernels.base import Array
 try:
     from ncclkv.kernels.host._compiled import COMPLETE as COMPLETE
     from ncclkv.kernels.host._compiled import MAX_RANKS as MAX_RANKS
+    from ncclkv.kernels.host._compiled import add_largest as add_largest
     from ncclkv.kernels.host._compiled import append_call as append_call
     from ncclkv.kernels.host._compiled import cast as cast
     from ncclkv.kernels.host._compiled import checksum as checksum
@@ -48,6 +49,7 @@ try:
     from ncclkv.kernels.host._compiled import scale_counts as scale_counts
     from ncclkv.kernels.host._compiled import set_clock as set_clock
     from ncclkv.kernels.host._compiled import short_sum as short_sum
+    from ncclkv.kernels.host._compiled import take_largest as take_largest
     from ncclkv.kernels.host._compiled import total as total
     from ncclkv.kernels.host._compiled import unpack_counts as unpack_counts
     from ncclkv.kernels.host._compiled import update as update

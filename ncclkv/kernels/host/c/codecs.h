@@ -4,6 +4,8 @@
 
 #include "counts.h"
 
+#include "largest.h"
+
 /* Read an argument that is a float; an error is set where it returns -1. */
 static int read_float(PyObject *object, float *number)
 {
@@ -192,4 +194,83 @@ static PyObject *unpack_counts(PyObject *module, PyObject *const *args, Py_ssize
 {
     (void)module;
     return move_counts_between("unpack_counts", args, given, 1);
+}
+
+/* Move the largest sums of arrays[0] and arrays[1] to the payload, arrays[2]. */
+static int take_largest_of(const Py_buffer *arrays)
+{
+    const size_t count = (size_t)arrays[0].len / sizeof(float);
+    const size_t wanted = (size_t)arrays[2].len / 8;
+    PyThreadState *state;
+    int done;
+
+    if (real_of(&arrays[0]) != 'f' || real_of(&arrays[1]) != 'f' || !is_flat(&arrays[2], 'B'))
+        return 0;
+    if (check_length(&arrays[1], arrays[0].len, "residuals") < 0)
+        return -1;
+    if (arrays[2].len % 8 != 0 || wanted > count || count > INT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "a payload of %zd bytes, for %zu elements", arrays[2].len,
+                     count);
+        return -1;
+    }
+    if (wanted == 0)
+        return 1;
+    state = release_lock(arrays[0].len);
+    done = take_all(arrays[1].buf, arrays[0].buf, arrays[2].buf,
+                    (float_any *)((char *)arrays[2].buf + 4 * wanted), count, wanted);
+    restore_lock(state);
+    if (done < 0)
+        PyErr_NoMemory();
+    return done < 0 ? -1 : 1;
+}
+
+static PyObject *take_largest(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    Py_buffer all[3];
+    struct views views = {all, 0};
+    int done = -1;
+
+    (void)module;
+    if (check_count("take_largest", given, 3) < 0)
+        return NULL;
+    if (view(&views, args[0], READ_NUMBERS) == 0 && view(&views, args[1], WRITE_NUMBERS) == 0 &&
+        view(&views, args[2], WRITE_NUMBERS) == 0)
+        done = take_largest_of(all);
+    return outcome_of(&views, done);
+}
+
+/* Add the payload, arrays[0], to the sums, arrays[1]. */
+static int add_largest_of(const Py_buffer *arrays)
+{
+    const size_t number = (size_t)arrays[0].len / 8, count = (size_t)arrays[1].len / sizeof(float);
+    PyThreadState *state;
+    int64_t wrong;
+
+    if (!is_flat(&arrays[0], 'B') || real_of(&arrays[1]) != 'f')
+        return 0;
+    if (check_length(&arrays[0], (Py_ssize_t)(8 * number), "a payload") < 0)
+        return -1;
+    state = release_lock(arrays[0].len);
+    wrong = add_at(arrays[1].buf, arrays[0].buf,
+                   (const float_any *)((const char *)arrays[0].buf + 4 * number), number, count);
+    restore_lock(state);
+    if (wrong < 0)
+        return 1;
+    PyErr_Format(PyExc_ValueError, "a payload has index %lld, of %zu elements", (long long)wrong,
+                 count);
+    return -1;
+}
+
+static PyObject *add_largest(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    Py_buffer all[2];
+    struct views views = {all, 0};
+    int done = -1;
+
+    (void)module;
+    if (check_count("add_largest", given, 2) < 0)
+        return NULL;
+    if (view(&views, args[0], READ_NUMBERS) == 0 && view(&views, args[1], WRITE_NUMBERS) == 0)
+        done = add_largest_of(all);
+    return outcome_of(&views, done);
 }

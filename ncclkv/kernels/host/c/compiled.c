@@ -380,7 +380,8 @@ static PyMethodDef functions[] = {
     FUNCTION(total),       FUNCTION(update),       FUNCTION(measure),     FUNCTION(copy),
     FUNCTION(cast),        FUNCTION(short_sum),    FUNCTION(checksum),    FUNCTION(append_call),
     FUNCTION(set_clock),   FUNCTION(encode),       FUNCTION(count_levels), FUNCTION(scale_counts),
-    FUNCTION(pack_counts), FUNCTION(unpack_counts), {0}};
+    FUNCTION(pack_counts), FUNCTION(unpack_counts), FUNCTION(take_largest), FUNCTION(add_largest),
+    {0}};
 
 static int prepare(PyObject *module)
 {

@@ -35,6 +35,10 @@ def test_all_is_done_at_any_address() -> None:
     assert compiled.scale_counts(counts, 0.0, 1.0, VALUES)
     assert compiled.pack_counts(counts, np.zeros(50, np.uint8), 4)
     assert compiled.unpack_counts(np.zeros(50, np.uint8), counts, 4)
+    numbers = np.zeros(4 * COUNT + 1, np.uint8)
+    payload = memory[1:17]
+    assert compiled.take_largest(VALUES, numbers[1:].view(np.float32), payload)
+    assert compiled.add_largest(payload, numbers[1:].view(np.float32))
 
 
 def test_other_arrays_are_left_to_numpy() -> None:
@@ -47,6 +51,11 @@ def test_other_arrays_are_left_to_numpy() -> None:
     assert not compiled.scale_counts(COUNTS, 0.0, 1.0, wide)
     assert not compiled.pack_counts(COUNTS[::2], PAYLOAD, 4)
     assert not compiled.unpack_counts(PAYLOAD, COUNTS.astype(np.int16), 4)
+    assert not compiled.take_largest(wide, VALUES, PAYLOAD[:8])
+    assert not compiled.take_largest(VALUES, VALUES[::2], PAYLOAD[:8])
+    assert not compiled.take_largest(VALUES, VALUES, PAYLOAD[:16:2])
+    assert not compiled.add_largest(PAYLOAD[:8], wide)
+    assert not compiled.add_largest(PAYLOAD[:16:2], VALUES)
 
 
 def test_wrong_lengths_are_refused() -> None:
@@ -66,6 +75,14 @@ def test_wrong_lengths_are_refused() -> None:
         compiled.pack_counts(COUNTS, PAYLOAD, 4)
     with pytest.raises(ValueError, match="counts of 3 bits"):
         compiled.unpack_counts(PAYLOAD, COUNTS, 3)
+    with pytest.raises(ValueError, match="residuals of 396 bytes, where 400 are expected"):
+        compiled.take_largest(VALUES, VALUES[1:], PAYLOAD[:8])
+    with pytest.raises(ValueError, match="a payload of 12 bytes, for 100 elements"):
+        compiled.take_largest(VALUES, VALUES, PAYLOAD[:12])
+    with pytest.raises(ValueError, match="a payload of 808 bytes, for 100 elements"):
+        compiled.take_largest(VALUES, VALUES, np.zeros(808, np.uint8))
+    with pytest.raises(ValueError, match="a payload of 12 bytes, where 8 are expected"):
+        compiled.add_largest(PAYLOAD[:12], VALUES)
 
 
 def test_nothing_that_is_read_only_is_written() -> None:
@@ -85,11 +102,18 @@ def test_nothing_that_is_read_only_is_written() -> None:
         compiled.pack_counts(counts, payload, 4)
     with pytest.raises(ValueError, match="read-only"):
         compiled.unpack_counts(payload, counts, 4)
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.take_largest(VALUES, values, PAYLOAD[:8])
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.take_largest(VALUES, VALUES, payload[:8])
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.add_largest(PAYLOAD[:8], values)
 
 
 def test_wrong_arguments_are_refused() -> None:
     for function in (compiled.encode, compiled.count_levels, compiled.scale_counts,
-                     compiled.pack_counts, compiled.unpack_counts):  # fmt: skip
+                     compiled.pack_counts, compiled.unpack_counts, compiled.take_largest,
+                     compiled.add_largest):  # fmt: skip
         with pytest.raises(TypeError, match="takes"):
             function()
     with pytest.raises(TypeError):
