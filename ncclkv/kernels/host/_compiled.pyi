@@ -128,6 +128,28 @@ def add_largest(payload: Array, sums: Array, /) -> bool:
     Raises ValueError for an index that `sums` does not have; numbers before it are added.
     """
 
+def orthonormalise(rows: Array, number: int, /) -> bool:
+    """Make rows orthonormal, as ``low_rank.orthonormalise``; `number` is the number of rows.
+
+    Raises MemoryError, before any row is written, and ValueError for rows of unequal lengths.
+    """
+
+def multiply(
+    left: Array,
+    right: Array,
+    rank: int,
+    matrix: Array,
+    residual: Array | None,
+    senders: float,
+    average: bool,
+    /,
+) -> bool:
+    """Set `matrix` and `residual` from a product; parameters as of ``low_rank.multiply``.
+
+    `rank` is the number of rows of `left` and of `right`.  Raises ValueError for arrays whose
+    lengths do not fit each other.
+    """
+
 def short_sum(
     table: bytes,
     rank: int,

@@ -45,6 +45,8 @@ try:
     from ncclkv.kernels.host._compiled import count_levels as count_levels
     from ncclkv.kernels.host._compiled import encode as encode
     from ncclkv.kernels.host._compiled import measure as measure
+    from ncclkv.kernels.host._compiled import multiply as multiply
+    from ncclkv.kernels.host._compiled import orthonormalise as orthonormalise
     from ncclkv.kernels.host._compiled import pack_counts as pack_counts
     from ncclkv.kernels.host._compiled import scale_counts as scale_counts
     from ncclkv.kernels.host._compiled import set_clock as set_clock

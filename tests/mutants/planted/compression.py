@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant, Selection
 DECLARED = "ncclkv/compress/declared.py"
 HALF = "ncclkv/compress/half.py"
 LARGEST = "ncclkv/kernels/host/largest.py"
+LOW_RANK = "ncclkv/kernels/host/low_rank.py"
 NARROW = "ncclkv/kernels/host/narrow.py"
 ONE_BIT = "ncclkv/compress/onebit.py"
 
@@ -68,5 +69,24 @@ MUTANTS = (
         new="kept = sizes >= least",
         why="a payload of fewer equal gradients has no place for them, and the push fails",
         tests=(Selection("0", OF_LARGEST, "all_lengths"),),
+    ),
+    Mutant(
+        name="powersgd-divides-by-rounding",
+        file=LOW_RANK,
+        old="if norm == 0 or norm < LEAST_SHARE * norms[number]:",
+        new="if norm == 0:",
+        why="a matrix of low rank is sent more than once, and its residual grows from push to push",
+        tests=(Selection("0", "unit/kernels/host/test_low_rank.py", "depends_on_others"),),
+    ),
+    Mutant(
+        name="powersgd-keeps-the-share-of-all",
+        file=LOW_RANK,
+        old="np.subtract(matrix[part], shared, out=residual[part])",
+        new="np.subtract(matrix[part], product, out=residual[part])",
+        why="each sender takes the whole sum from its residual, so that it is taken several times",
+        tests=(
+            Selection("0", "unit/kernels/host/test_low_rank.py", "bits_of_the_model"),
+            Selection("0", "unit/compress/test_powersgd.py", "what_is_owed"),
+        ),
     ),
 )

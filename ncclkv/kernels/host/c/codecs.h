@@ -6,6 +6,8 @@
 
 #include "largest.h"
 
+#include "low_rank.h"
+
 /* Read an argument that is a float; an error is set where it returns -1. */
 static int read_float(PyObject *object, float *number)
 {
@@ -272,5 +274,88 @@ static PyObject *add_largest(PyObject *module, PyObject *const *args, Py_ssize_t
         return NULL;
     if (view(&views, args[0], READ_NUMBERS) == 0 && view(&views, args[1], WRITE_NUMBERS) == 0)
         done = add_largest_of(all);
+    return outcome_of(&views, done);
+}
+
+/* Make arrays[0], rows one behind another, orthonormal. */
+static int orthonormalise_of(const Py_buffer *arrays, long long number)
+{
+    const size_t count = (size_t)arrays[0].len / sizeof(float);
+    PyThreadState *state;
+    int done;
+
+    if (real_of(&arrays[0]) != 'f')
+        return 0;
+    if (number < 1 || count % (size_t)number != 0) {
+        PyErr_Format(PyExc_ValueError, "%lld rows of %zu elements", number, count);
+        return -1;
+    }
+    state = release_lock(arrays[0].len);
+    done = orthonormalise_all(arrays[0].buf, (size_t)number, count / (size_t)number);
+    restore_lock(state);
+    if (done < 0)
+        PyErr_NoMemory();
+    return done < 0 ? -1 : 1;
+}
+
+static PyObject *orthonormalise(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    Py_buffer all[1];
+    struct views views = {all, 0};
+    long long number;
+    int done = -1;
+
+    (void)module;
+    if (check_count("orthonormalise", given, 2) < 0 || read_integer(args[1], &number) < 0)
+        return NULL;
+    if (view(&views, args[0], WRITE_NUMBERS) == 0)
+        done = orthonormalise_of(all, number);
+    return outcome_of(&views, done);
+}
+
+/* Set arrays[2], and arrays[3] if there are 4, from arrays[0] and arrays[1]. */
+static int multiply_of(const Py_buffer *arrays, Py_ssize_t number, long long rank, float senders,
+                       int average)
+{
+    const size_t left = (size_t)arrays[0].len / sizeof(float);
+    const size_t right = (size_t)arrays[1].len / sizeof(float);
+    PyThreadState *state;
+
+    for (Py_ssize_t i = 0; i < number; i++)
+        if (real_of(&arrays[i]) != 'f')
+            return 0;
+    if (rank < 1 || left % (size_t)rank != 0 || right % (size_t)rank != 0) {
+        PyErr_Format(PyExc_ValueError, "matrices of %zu and %zu elements, and of rank %lld", left,
+                     right, rank);
+        return -1;
+    }
+    for (Py_ssize_t i = 2; i < number; i++)
+        if (check_length(&arrays[i],
+                         (Py_ssize_t)(left / (size_t)rank * (right / (size_t)rank) * sizeof(float)),
+                         i == 2 ? "a product" : "residuals") < 0)
+            return -1;
+    state = release_lock(arrays[2].len);
+    multiply_all(arrays[2].buf, number == 4 ? arrays[3].buf : NULL, arrays[0].buf, arrays[1].buf,
+                 (size_t)rank, left / (size_t)rank, right / (size_t)rank, senders, average);
+    restore_lock(state);
+    return 1;
+}
+
+static PyObject *multiply(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    Py_buffer all[4];
+    struct views views = {all, 0};
+    long long rank;
+    float senders;
+    int average, done = -1;
+
+    (void)module;
+    if (check_count("multiply", given, 7) < 0 || read_integer(args[2], &rank) < 0 ||
+        read_float(args[5], &senders) < 0 || (average = PyObject_IsTrue(args[6])) < 0)
+        return NULL;
+    if (view(&views, args[0], READ_NUMBERS) == 0 && view(&views, args[1], READ_NUMBERS) == 0 &&
+        view(&views, args[3], WRITE_NUMBERS) == 0 &&
+        (args[4] == Py_None || view(&views, args[4], WRITE_NUMBERS) == 0))
+        done = multiply_of(all, views.count, rank, senders, average);
     return outcome_of(&views, done);
 }

@@ -381,7 +381,7 @@ static PyMethodDef functions[] = {
     FUNCTION(cast),        FUNCTION(short_sum),    FUNCTION(checksum),    FUNCTION(append_call),
     FUNCTION(set_clock),   FUNCTION(encode),       FUNCTION(count_levels), FUNCTION(scale_counts),
     FUNCTION(pack_counts), FUNCTION(unpack_counts), FUNCTION(take_largest), FUNCTION(add_largest),
-    {0}};
+    FUNCTION(multiply),    FUNCTION(orthonormalise), {0}};
 
 static int prepare(PyObject *module)
 {

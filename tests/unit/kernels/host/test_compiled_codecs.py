@@ -39,6 +39,9 @@ def test_all_is_done_at_any_address() -> None:
     payload = memory[1:17]
     assert compiled.take_largest(VALUES, numbers[1:].view(np.float32), payload)
     assert compiled.add_largest(payload, numbers[1:].view(np.float32))
+    product = np.zeros(4 * COUNT * COUNT + 1, np.uint8)[1:].view(np.float32)
+    assert compiled.orthonormalise(numbers[1:].view(np.float32), 4)
+    assert compiled.multiply(odd, odd, 1, product, None, 1.0, False)
 
 
 def test_other_arrays_are_left_to_numpy() -> None:
@@ -56,6 +59,10 @@ def test_other_arrays_are_left_to_numpy() -> None:
     assert not compiled.take_largest(VALUES, VALUES, PAYLOAD[:16:2])
     assert not compiled.add_largest(PAYLOAD[:8], wide)
     assert not compiled.add_largest(PAYLOAD[:16:2], VALUES)
+    assert not compiled.orthonormalise(wide, 1)
+    assert not compiled.orthonormalise(VALUES[::2], 1)
+    assert not compiled.multiply(VALUES, VALUES, 10, wide, None, 1.0, False)
+    assert not compiled.multiply(VALUES[::2], VALUES, 10, VALUES, None, 1.0, False)
 
 
 def test_wrong_lengths_are_refused() -> None:
@@ -83,6 +90,16 @@ def test_wrong_lengths_are_refused() -> None:
         compiled.take_largest(VALUES, VALUES, np.zeros(808, np.uint8))
     with pytest.raises(ValueError, match="a payload of 12 bytes, where 8 are expected"):
         compiled.add_largest(PAYLOAD[:12], VALUES)
+    with pytest.raises(ValueError, match="3 rows of 100 elements"):
+        compiled.orthonormalise(VALUES, 3)
+    with pytest.raises(ValueError, match="0 rows of 100 elements"):
+        compiled.orthonormalise(VALUES, 0)
+    with pytest.raises(ValueError, match="matrices of 100 and 99 elements, and of rank 4"):
+        compiled.multiply(VALUES, VALUES[1:], 4, VALUES, None, 1.0, False)
+    with pytest.raises(ValueError, match="a product of 396 bytes, where 400 are expected"):
+        compiled.multiply(VALUES, VALUES, 10, VALUES[1:], None, 1.0, False)
+    with pytest.raises(ValueError, match="residuals of 396 bytes, where 400 are expected"):
+        compiled.multiply(VALUES, VALUES, 10, VALUES, VALUES[1:], 1.0, False)
 
 
 def test_nothing_that_is_read_only_is_written() -> None:
@@ -108,12 +125,18 @@ def test_nothing_that_is_read_only_is_written() -> None:
         compiled.take_largest(VALUES, VALUES, payload[:8])
     with pytest.raises(ValueError, match="read-only"):
         compiled.add_largest(PAYLOAD[:8], values)
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.orthonormalise(values, 1)
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.multiply(VALUES, VALUES, 10, values, None, 1.0, False)
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.multiply(VALUES, VALUES, 10, VALUES, values, 1.0, False)
 
 
 def test_wrong_arguments_are_refused() -> None:
     for function in (compiled.encode, compiled.count_levels, compiled.scale_counts,
                      compiled.pack_counts, compiled.unpack_counts, compiled.take_largest,
-                     compiled.add_largest):  # fmt: skip
+                     compiled.add_largest, compiled.orthonormalise, compiled.multiply):  # fmt: skip
         with pytest.raises(TypeError, match="takes"):
             function()
     with pytest.raises(TypeError):
