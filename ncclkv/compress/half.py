@@ -14,10 +14,10 @@ import numpy as np
 from ncclkv.compress.declared import SCOPE, Parameter, flag
 from ncclkv.kernels.base import Array
 from ncclkv.kernels.host.chunks import ranges
-from ncclkv.kernels.host.narrow import narrow, widen
+from ncclkv.kernels.host.narrow import narrow, narrow_with_rest, widen
 
 TILE = 16 * 1024
-"""Elements between which the residual is left in the cache."""
+"""Elements of float64 that are rounded to float32 at a time."""
 
 
 class Half:
@@ -67,23 +67,15 @@ class Half:
         payload : ndarray of `wire_dtype`, or of uint16, shape (n,)
         """
         words = _words(payload)
-        if residual is None and gradients.dtype == np.float32:
-            narrow(gradients, words)
+        if gradients.dtype == np.float32:
+            _narrow(gradients, residual, words)
             return
         wide = np.empty(min(TILE, gradients.size), np.float32)
-        with np.errstate(all="ignore"):
-            for part in ranges(gradients.size, TILE):
-                tile = wide[: part.stop - part.start]
+        for part in ranges(gradients.size, TILE):
+            tile = wide[: part.stop - part.start]
+            with np.errstate(all="ignore"):
                 np.copyto(tile, gradients[part], casting="same_kind")
-                if residual is None:
-                    narrow(tile, words[part])
-                    continue
-                left = residual[part]
-                left += tile
-                narrow(left, words[part])
-                widen(words[part], tile)
-                left -= tile
-                left[~np.isfinite(tile)] = 0
+            _narrow(tile, None if residual is None else residual[part], words[part])
 
     def decode(self, payload: Array, out: Array) -> None:
         """Set `out`, an ndarray of float32 or float64, to the numbers of a payload or of a sum."""
@@ -130,6 +122,14 @@ class BF16(Half):
 
     name = "bf16"
     wire_dtype = "bfloat16"
+
+
+def _narrow(gradients: Array, residual: Array | None, words: Array) -> None:
+    """Round gradients of float32, with the residual if there is one."""
+    if residual is None:
+        narrow(gradients, words)
+    else:
+        narrow_with_rest(gradients, residual, words)
 
 
 def _words(payload: Array) -> Array:

@@ -115,6 +115,9 @@ def pack_counts(counts: Array, packed: Array, width: int, /) -> bool:
 def unpack_counts(packed: Array, counts: Array, width: int, /) -> bool:
     """Set `counts` to those in `packed`, the opposite of `pack_counts`."""
 
+def narrow_with_rest(gradients: Array, residual: Array, words: Array, /) -> bool:
+    """Round sums to 16 bits; parameters as of ``narrow.narrow_with_rest``."""
+
 def take_largest(gradients: Array, residual: Array, payload: Array, /) -> bool:
     """Move the largest sums to a payload; parameters as of ``largest.take_largest``.
 

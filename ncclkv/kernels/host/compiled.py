@@ -46,6 +46,7 @@ try:
     from ncclkv.kernels.host._compiled import encode as encode
     from ncclkv.kernels.host._compiled import measure as measure
     from ncclkv.kernels.host._compiled import multiply as multiply
+    from ncclkv.kernels.host._compiled import narrow_with_rest as narrow_with_rest
     from ncclkv.kernels.host._compiled import orthonormalise as orthonormalise
     from ncclkv.kernels.host._compiled import pack_counts as pack_counts
     from ncclkv.kernels.host._compiled import scale_counts as scale_counts

@@ -50,6 +50,38 @@ def narrow(values: Array, words: Array) -> None:
         words[part] = rounded
 
 
+def narrow_with_rest(gradients: Array, residual: Array, words: Array) -> None:
+    """Add gradients to the residual, and round the sums; the residual becomes what this has lost.
+
+    The residual becomes 0 where a word is infinite or NaN.  So such a number is sent once.
+
+    Parameters
+    ----------
+    gradients : ndarray of float32, shape (n,)
+    residual : ndarray of float32, shape (n,)
+    words : ndarray of float16, or of uint16 for bfloat16, shape (n,)
+        No two arrays share memory.
+
+    Examples
+    --------
+    >>> residual, words = np.array([0.25, 0.0], np.float32), np.empty(2, np.float16)
+    >>> narrow_with_rest(np.array([1024, 7e4], np.float32), residual, words)
+    >>> words.tolist(), residual.tolist()
+    ([1024.0, inf], [0.25, 0.0])
+    """
+    if compiled.active and compiled.narrow_with_rest(gradients, residual, words):
+        return
+    sent = np.empty(min(TILE, words.size), np.float32)
+    with np.errstate(all="ignore"):
+        for part in ranges(words.size, TILE):
+            tile, left = sent[: part.stop - part.start], residual[part]
+            left += gradients[part]
+            narrow(left, words[part])
+            widen(words[part], tile)
+            left -= tile
+            left[~np.isfinite(tile)] = 0
+
+
 def widen(words: Array, values: Array) -> None:
     """Set `values` to the numbers of `words`, the opposite of `narrow`; nothing is rounded.
 

@@ -264,6 +264,8 @@ static PyObject *checksum(PyObject *module, PyObject *const *args, Py_ssize_t gi
 
 #include "codecs.h"
 
+#include "compressed.h"
+
 /* Sum the copies of all ranks into `receive`, and publish that this rank is done. */
 static void sum_copies(const struct rank_memory *ranks, size_t number, size_t rank,
                        struct slot slot, const Py_buffer *receive, int average)
@@ -381,7 +383,7 @@ static PyMethodDef functions[] = {
     FUNCTION(cast),        FUNCTION(short_sum),    FUNCTION(checksum),    FUNCTION(append_call),
     FUNCTION(set_clock),   FUNCTION(encode),       FUNCTION(count_levels), FUNCTION(scale_counts),
     FUNCTION(pack_counts), FUNCTION(unpack_counts), FUNCTION(take_largest), FUNCTION(add_largest),
-    FUNCTION(multiply),    FUNCTION(orthonormalise), {0}};
+    FUNCTION(multiply),    FUNCTION(orthonormalise), FUNCTION(narrow_with_rest), {0}};
 
 static int prepare(PyObject *module)
 {

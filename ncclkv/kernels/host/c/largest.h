@@ -1,7 +1,7 @@
 /* The numbers of largest magnitude in an array, as in ncclkv/kernels/host/largest.py.
 
-   One pass collects candidates: all numbers whose magnitude is at least a floor.  A sample gives the
-   first floor.  If the room for candidates is full, only the largest are kept, and the floor rises
+   One pass collects candidates: all numbers whose magnitude is at least a floor.  A sample gives
+   the first floor.  If the room for candidates is full, only the largest are kept, and the floor rises
    above them.  So the candidates have the largest in any case, unless the first floor was too high:
    then they are fewer than wanted, and a second pass begins without a floor.
 
@@ -85,8 +85,8 @@ CLONES static void add_gradients(float_any *restrict residual, const float_any *
 }
 
 /* Set a byte for each element: 1 if its size is at least the floor. */
-CLONES static void mark_large(uint8_t *restrict large, const float_any *restrict sums, uint32_t floor,
-                              size_t count)
+CLONES static void mark_large(uint8_t *restrict large, const float_any *restrict sums,
+                              uint32_t floor, size_t count)
 {
     const int32_t least = (int32_t)floor;
 
@@ -117,7 +117,7 @@ static void collect(struct candidates *found, const uint8_t *large, const float_
     }
 }
 
-/* Collect candidates from the residuals, to which gradients are added first unless they are NULL. */
+/* Collect candidates from the residuals; gradients that are not NULL are added first. */
 static void scan(struct candidates *found, float_any *residual, const float_any *gradients,
                  size_t count)
 {
@@ -134,8 +134,8 @@ static void scan(struct candidates *found, float_any *residual, const float_any 
     }
 }
 
-/* A floor that a few more numbers than wanted reach, by a sample; 0 if the sample is too small.  The
-   distance of the elements varies: a matrix's columns may have as many elements as the stride. */
+/* A floor that a few more numbers than wanted reach, by a sample; 0 if the sample is too small.
+   The distance of the elements varies: a matrix's columns may have as many elements as the stride. */
 static uint32_t sample_floor(struct candidate *all, const float_any *residual,
                              const float_any *gradients, size_t count, size_t wanted)
 {

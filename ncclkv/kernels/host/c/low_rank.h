@@ -36,8 +36,8 @@ CLONES static void subtract_row(double *restrict row, const double *restrict oth
         row[i] = row[i] - factor * other[i];
 }
 
-/* Divide a row by its norm; a row that is zero but for rounding becomes zero.  A comparison with NaN
-   is false, so that NaN and infinity are seen in the result. */
+/* Divide a row by its norm; a row that is zero but for rounding becomes zero.  A comparison with
+   NaN is false, so that NaN and infinity are seen in the result. */
 static void normalise_row(double *row, double before, size_t count)
 {
     const double norm = sqrt(dot_rows(row, row, count));

@@ -36,6 +36,7 @@ def test_all_is_done_at_any_address() -> None:
     assert compiled.pack_counts(counts, np.zeros(50, np.uint8), 4)
     assert compiled.unpack_counts(np.zeros(50, np.uint8), counts, 4)
     numbers = np.zeros(4 * COUNT + 1, np.uint8)
+    assert compiled.narrow_with_rest(VALUES, numbers[1:].view(np.float32), counts)
     payload = memory[1:17]
     assert compiled.take_largest(VALUES, numbers[1:].view(np.float32), payload)
     assert compiled.add_largest(payload, numbers[1:].view(np.float32))
@@ -54,6 +55,9 @@ def test_other_arrays_are_left_to_numpy() -> None:
     assert not compiled.scale_counts(COUNTS, 0.0, 1.0, wide)
     assert not compiled.pack_counts(COUNTS[::2], PAYLOAD, 4)
     assert not compiled.unpack_counts(PAYLOAD, COUNTS.astype(np.int16), 4)
+    assert not compiled.narrow_with_rest(wide, VALUES, COUNTS)
+    assert not compiled.narrow_with_rest(VALUES, wide, COUNTS)
+    assert not compiled.narrow_with_rest(VALUES, VALUES, PAYLOAD)
     assert not compiled.take_largest(wide, VALUES, PAYLOAD[:8])
     assert not compiled.take_largest(VALUES, VALUES[::2], PAYLOAD[:8])
     assert not compiled.take_largest(VALUES, VALUES, PAYLOAD[:16:2])
@@ -82,6 +86,10 @@ def test_wrong_lengths_are_refused() -> None:
         compiled.pack_counts(COUNTS, PAYLOAD, 4)
     with pytest.raises(ValueError, match="counts of 3 bits"):
         compiled.unpack_counts(PAYLOAD, COUNTS, 3)
+    with pytest.raises(ValueError, match="residuals of 396 bytes, where 400 are expected"):
+        compiled.narrow_with_rest(VALUES, VALUES[1:], COUNTS)
+    with pytest.raises(ValueError, match="a payload of 198 bytes, where 200 are expected"):
+        compiled.narrow_with_rest(VALUES, VALUES, COUNTS[1:])
     with pytest.raises(ValueError, match="residuals of 396 bytes, where 400 are expected"):
         compiled.take_largest(VALUES, VALUES[1:], PAYLOAD[:8])
     with pytest.raises(ValueError, match="a payload of 12 bytes, for 100 elements"):
@@ -120,6 +128,10 @@ def test_nothing_that_is_read_only_is_written() -> None:
     with pytest.raises(ValueError, match="read-only"):
         compiled.unpack_counts(payload, counts, 4)
     with pytest.raises(ValueError, match="read-only"):
+        compiled.narrow_with_rest(VALUES, values, COUNTS)
+    with pytest.raises(ValueError, match="read-only"):
+        compiled.narrow_with_rest(VALUES, VALUES, counts)
+    with pytest.raises(ValueError, match="read-only"):
         compiled.take_largest(VALUES, values, PAYLOAD[:8])
     with pytest.raises(ValueError, match="read-only"):
         compiled.take_largest(VALUES, VALUES, payload[:8])
@@ -136,7 +148,8 @@ def test_nothing_that_is_read_only_is_written() -> None:
 def test_wrong_arguments_are_refused() -> None:
     for function in (compiled.encode, compiled.count_levels, compiled.scale_counts,
                      compiled.pack_counts, compiled.unpack_counts, compiled.take_largest,
-                     compiled.add_largest, compiled.orthonormalise, compiled.multiply):  # fmt: skip
+                     compiled.add_largest, compiled.orthonormalise, compiled.multiply,
+                     compiled.narrow_with_rest):  # fmt: skip
         with pytest.raises(TypeError, match="takes"):
             function()
     with pytest.raises(TypeError):

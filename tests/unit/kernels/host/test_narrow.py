@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ncclkv.kernels.host.narrow import TILE, narrow, widen
+from ncclkv.kernels.host.narrow import TILE, narrow, narrow_with_rest, widen
 from tests.codecs import same
 
 pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
@@ -66,6 +66,24 @@ def test_arrays_of_any_strides_are_cast(name: str) -> None:
     widen(words[1::2], back[::2])
     assert same(back[::2], given[::2].astype(KINDS[name]).astype(np.float32))
     assert not back[1::2].any()
+
+
+@pytest.mark.parametrize("name", [*KINDS])
+@pytest.mark.parametrize("count", [1, 7, 1023, 1025, TILE + 3])
+def test_the_rest_is_what_a_word_has_lost(name: str, count: int) -> None:
+    rng = np.random.default_rng(count)
+    gradients, residual = rng.standard_normal((2, count)).astype(np.float32)
+    gradients[::5] = rng.choice([np.nan, np.inf, 1e5, 3.4e38, 1e-45, -0.0], gradients[::5].size)
+    with np.errstate(all="ignore"):
+        sums = residual + gradients
+        sent = sums.astype(KINDS[name]).astype(np.float32)
+        rest = np.where(np.isfinite(sent), sums - sent, np.float32(0))
+    words = words_of(name, count)
+    narrow_with_rest(gradients, residual, words)
+    back = np.empty(count, np.float32)
+    widen(words, back)
+    assert same(back, sent)
+    assert same(residual, rest)
 
 
 @pytest.mark.parametrize("name", [*KINDS])
