@@ -7,6 +7,7 @@ that float32 holds exactly.  Powers of two distinguish a rank that was added twi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,11 +34,20 @@ def total(size: int, step: int, key: int = 0) -> int:
 
 
 class Pattern:
-    """The part of the numbers that differs from element to element, in one memory."""
+    """The part of the numbers that differs from element to element, in one memory.
 
-    def __init__(self, xp: Any) -> None:
-        random = np.random.default_rng(0).integers(0, _HIGHEST, _PERIOD, endpoint=True)
-        self._tile = xp.asarray(random.astype(np.float32))
+    Parameters
+    ----------
+    xp : module
+    tile : ndarray, optional
+        Numbers in place of the module's, as many.
+    """
+
+    def __init__(self, xp: Any, tile: Buffer | None = None) -> None:
+        if tile is None:
+            random = np.random.default_rng(0).integers(0, _HIGHEST, _PERIOD, endpoint=True)
+            tile = random.astype(np.float32)
+        self._tile = xp.asarray(tile)
         self._xp = xp
 
     def fill(self, array: Buffer, offset: float, start: int = 0) -> None:
@@ -66,6 +76,29 @@ class Pattern:
         if tail < flat.size:
             parts.append((flat[tail:], self._tile[: flat.size - tail]))
         return parts
+
+
+class Signs:
+    """Numbers that are 1 or -1, of which a code of few bits sends all: sums of codes are exact.
+
+    Parameters
+    ----------
+    xp : module
+    """
+
+    def __init__(self, xp: Any) -> None:
+        random = np.random.default_rng(1).integers(0, 2, _PERIOD)
+        self._pattern = Pattern(xp, (2 * random - 1).astype(np.float32))
+
+    def fill(self, arrays: Sequence[Buffer], step: int) -> None:
+        """Write the numbers of a step, the same on all ranks."""
+        for key, array in enumerate(arrays):
+            self._pattern.fill(array, 0, start=key + step)
+
+    def wrong(self, arrays: Sequence[Buffer], step: int, size: int) -> int:
+        """Return the number of elements that differ from the sum over `size` ranks."""
+        pairs = enumerate(arrays)
+        return sum(self._pattern.wrong(array, size, 0, start=key + step) for key, array in pairs)
 
 
 class Expected(Protocol):

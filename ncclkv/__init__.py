@@ -21,11 +21,11 @@ array([[8., 8., 8.],
 ``allreduce``, ``allgather``          reduce or gather arrays and numbers that have no key
 ``broadcast_object``,                 send Python objects of one rank to all, or of all to all
 ``allgather_object``
-``group``, ``uneven``, ``capture``    blocks: one flush for many calls; ranks with different numbers
-                                      of batches; a step captured as a CUDA graph
+``group``, ``uneven``, ``capture``    blocks: one flush; uneven numbers of batches; a CUDA graph
 ``overlap``                           a block of pushes from any thread, reduced meanwhile
 ``wait``, ``barrier``, ``close``      complete all pushes; wait for all ranks; end the store
 ``set_optimizer``, ``set_updater``    choose how a sum changes the value
+``set_gradient_compression``          send gradients in fewer bits
 ``save``, ``load``                    write and read a checkpoint
 ``value``, ``grad_view``              views of the store's own arrays, without a copy
 ``keys``, ``spec``, ``explain_plan``  keys, their shapes and dtypes, and their buckets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ncclkv
-from bench.data import Expected
+from bench.data import Expected, Signs
 from bench.rounds import Candidate, Marks
 from bench.workload import Workload
 from ncclkv.comm.types import Buffer
@@ -33,6 +33,25 @@ class Lists(Candidate):
 
     def wrong(self) -> int:
         return self.work.wrong(self.work.outs, self.expected)
+
+
+class Compressed(Lists):
+    """`Lists` of numbers that a codec of few bits sends exactly."""
+
+    def __init__(self, work: Workload, kv: ncclkv.KVStore, signs: Signs, name: str) -> None:
+        self.name = name
+        self.work = work
+        self.kv = kv
+        self._signs = signs
+        self._step = 0
+
+    def prepare(self, step: int) -> None:
+        self._step = step
+        self._signs.fill(self.work.gradients, step)
+        self.work.overwrite_outs()
+
+    def wrong(self) -> int:
+        return self._signs.wrong(self.work.outs, self._step, self.work.job.comm.size)
 
 
 class KeyByKey(Lists):

@@ -14,9 +14,9 @@ from socket import gethostname
 import numpy as np
 
 from bench.candidates.baselines import Flat, cut
-from bench.candidates.store import Lists, Views
+from bench.candidates.store import Compressed, Lists, Views
 from bench.cases.models import BUCKET_BYTES
-from bench.data import Sum
+from bench.data import Signs, Sum
 from bench.job import Job
 from bench.models import MODELS, elements
 from bench.report import table
@@ -28,6 +28,13 @@ PLAIN = "float32"
 
 DTYPES = (PLAIN, "float16")
 """Dtypes of the keys that are compared."""
+
+CODECS = (
+    {"type": "2bit", "threshold": 1.0},
+    {"type": "1bit", "threshold": 0.0},
+    {"type": "fp16"},
+)
+"""Codecs of float32 keys that are compared."""
 
 COPIES = 6
 """Copies of a model's bytes in memory for each dtype, on every rank."""
@@ -83,7 +90,7 @@ def run(job: Job) -> None:
     shapes = MODELS[job.options.models[-1]]()
     nbytes = 4 * elements(shapes)
     what = f"a step of {len(shapes)} keys, {size_text(nbytes)} as float32"
-    if not job.fits(what, len(DTYPES) * COPIES * nbytes):
+    if not job.fits(what, (len(DTYPES) + len(CODECS)) * COPIES * nbytes):
         return
     with contextlib.ExitStack() as stores:
         steps = []
@@ -97,6 +104,13 @@ def run(job: Job) -> None:
             steps.append(Counted(Lists(work, kv, expected, dtype)))
             if dtype == PLAIN:
                 steps.append(Counted(Views(work, kv, expected, f"{dtype}, grad_view and value")))
+        signs = Signs(np)
+        for codec in CODECS:
+            coded = Workload(job, shapes)
+            kv = stores.enter_context(job.store())
+            kv.set_gradient_compression(codec)
+            kv.init(coded.names, coded.gradients)
+            steps.append(Counted(Compressed(coded, kv, signs, f"compressed, {codec['type']}")))
         results = take_turns(job, what, [*steps, *_gloo(job, work)])
         table.table(job, what, results, nbytes, PLAIN)
         _compare_bytes(job, steps)

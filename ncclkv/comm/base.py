@@ -166,6 +166,8 @@ class Communicator(ABC):
         Whether several threads may communicate at once, as ``MPI_THREAD_MULTIPLE``.
     not_on_gpus : str
         The reason for host memory, in a store that uses GPUs where possible; else empty.
+    nodes : sequence of sequence of int, or None
+        The ranks of each node; None if the ranks of a node share no memory.
     """
 
     rank: int
@@ -184,6 +186,7 @@ class Communicator(ABC):
     lock: concurrency.RLock
     thread_multiple: bool = True
     not_on_gpus: str = ""
+    nodes: Sequence[Sequence[int]] | None = None
 
     def __init_subclass__(cls) -> None:
         """Make the methods `public` that each kind of communicator has of its own."""
@@ -397,6 +400,7 @@ class Communicator(ABC):
     ) -> Work:
         """Launch `all_to_all`, whose arguments are checked."""
 
+    @public
     def program(
         self,
         steps: ProgramSteps,

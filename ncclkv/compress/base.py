@@ -1,4 +1,4 @@
-"""`Codec`: the interface of compressed forms of gradients that are summed as integers.
+"""`Codec`: the interface of compressed forms of gradients; `CountedCodec`: of few bits each.
 
 A code of few bits stands for a level.  What it does not send stays in the residual, a number for
 each gradient, which a sender adds to its next gradients.  Ranks exchange payloads of codes.  Their
@@ -11,7 +11,7 @@ counts, and the residuals themselves, belong to other parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ncclkv.kernels.base import Array, Arrays
@@ -24,15 +24,53 @@ class Codec(Protocol):
     ----------
     name : str
         Its type among the parameters of compression.
-    unit : int
-        Elements of a whole word of a payload: payloads are cut at multiples of it.
     parameters : mapping of str to Any
         All parameters, with their defaults.
+    keeps_residual : bool
+        Whether what it does not send is added to the next gradients.
+    dtypes : sequence of str
+        Names of the dtypes of gradients that it encodes.
+    ops : sequence of str
+        The reductions over ranks whose gradients it encodes.
+    most_senders : int
+        The largest number of senders whose codes it can sum.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any]: ...
+
+    @property
+    def keeps_residual(self) -> bool: ...
+
+    @property
+    def dtypes(self) -> Sequence[str]: ...
+
+    @property
+    def ops(self) -> Sequence[str]: ...
+
+    @property
+    def most_senders(self) -> int: ...
+
+
+class CountedCodec(Codec, Protocol):
+    """A codec whose codes are summed as integers.
+
+    Attributes
+    ----------
+    unit : int
+        Elements of a whole word of a payload: payloads are cut at multiples of it.
+    bound : float
+        The largest magnitude of a residual that is not counted by `encode`.
+    """
+
     unit: int
-    parameters: Mapping[str, Any]
+    bound: float
+
+    def advice(self, root_mean_square: float) -> str:
+        """Return what to change if residuals grow, for gradients of this root mean square."""
 
     def nbytes(self, count: int) -> int:
         """Return the bytes of the payload of `count` elements."""
@@ -63,13 +101,7 @@ class Codec(Protocol):
         """
 
     def width(self, senders: int) -> int:
-        """Return the bits of a packed count of as many senders: the least of 2, 4, 8 and 16.
-
-        Raises
-        ------
-        NotSupported
-            When a count of as many senders has more than 16 bits.
-        """
+        """Return the bits of a packed count of as many senders: the least of 2, 4, 8 and 16."""
 
     def packed_nbytes(self, count: int, senders: int) -> int:
         """Return the bytes of `count` packed counts."""

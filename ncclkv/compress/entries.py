@@ -6,11 +6,11 @@ is decoded is cleared there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from bisect import bisect_right
+from collections.abc import Sequence
 
-from ncclkv.compress.base import Codec
-from ncclkv.kernels.base import Array
+from ncclkv.compress.base import CountedCodec
+from ncclkv.kernels.base import Array, Arrays
 
 Bounds = Sequence[tuple[int, int]]
 """Elements ``[lo, hi)`` of each entry of a range, in their order; those of an empty one are equal.
@@ -20,56 +20,82 @@ Each that is not empty begins at a multiple of the codec's `unit`.
 
 
 def encode_entries(
-    codec: Codec, entries: Bounds, gradients: Array, residual: Array, payload: Array
+    codec: CountedCodec, entries: Bounds, gradients: Array, residuals: Arrays, payload: Array
 ) -> list[int]:
-    """Encode each entry of a range; parameters are those of `Codec.encode`, for the whole range.
+    """Encode each entry of a range.
+
+    Parameters
+    ----------
+    codec : CountedCodec
+    entries : sequence of (int, int)
+    gradients : ndarray of float32, shape (n,)
+        Those of the whole range.
+    residuals : sequence of ndarray of float32
+        The residual of each entry.
+    payload : ndarray of uint8, shape (codec.nbytes(n),)
+        Of the whole range; written whole.
 
     Returns
     -------
     list of int
-        What `Codec.encode` has returned, by entry.
+        What `CountedCodec.encode` has returned, by entry.
     """
     beyond, end = [], 0
-    for lo, hi in entries:
+    for (lo, hi), residual in zip(entries, residuals, strict=True):
         if lo == hi:
             beyond.append(0)
             continue
         start = codec.nbytes(lo)
         payload[end:start] = 0
         end = start + codec.nbytes(hi - lo)
-        beyond.append(codec.encode(gradients[lo:hi], residual[lo:hi], payload[start:end]))
+        beyond.append(codec.encode(gradients[lo:hi], residual, payload[start:end]))
     payload[end:] = 0
     return beyond
 
 
-def clear_padding(entries: Bounds, start: int, out: Array) -> None:
-    """Set what no entry has to 0, in elements ``[start, start + out.size)`` of the range.
+class Padding:
+    """The elements of a range that no entry has.
+
+    Parameters
+    ----------
+    entries : sequence of (int, int)
+    count : int
+        Elements of the range.
+
+    Attributes
+    ----------
+    gaps : list of (int, int)
+        In their order.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> out = np.ones(6)
-    >>> clear_padding([(0, 3), (4, 6)], 2, out)
-    >>> out
-    array([1., 0., 1., 1., 0., 0.])
-    """
-    for lo, hi in padding(entries, start + out.size):
-        if hi > start:
-            out[max(lo - start, 0) : hi - start] = 0
-
-
-def padding(entries: Bounds, count: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges below `count` that no entry has.
-
-    Examples
-    --------
-    >>> list(padding([(0, 3), (16, 17), (17, 17)], 32))
+    >>> padding = Padding([(0, 3), (16, 17), (17, 17)], 32)
+    >>> padding.gaps
     [(3, 16), (17, 32)]
     """
-    end = 0
-    for lo, hi in chain(entries, [(count, count)]):
-        if end < min(lo, count):
-            yield end, min(lo, count)
-        end = hi
-        if end >= count:
-            return
+
+    def __init__(self, entries: Bounds, count: int) -> None:
+        self.gaps: list[tuple[int, int]] = []
+        end = 0
+        for lo, hi in [*entries, (count, count)]:
+            if end < lo:
+                self.gaps.append((end, lo))
+            end = hi
+
+    def clear(self, start: int, out: Array) -> None:
+        """Set padding to 0 in `out`, the elements from `start` on.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> out = np.ones(6)
+        >>> Padding([(0, 3), (4, 6)], 8).clear(2, out)
+        >>> out
+        array([1., 0., 1., 1., 0., 0.])
+        """
+        stop = start + out.size
+        first = bisect_right(self.gaps, start, key=lambda gap: gap[1])
+        for lo, hi in self.gaps[first:]:
+            if lo >= stop:
+                return
+            out[max(lo - start, 0) : hi - start] = 0

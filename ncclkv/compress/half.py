@@ -6,6 +6,7 @@ as every sum of 16-bit floats is.  An average is divided in float32, before the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -40,6 +41,9 @@ class Half:
 
     name: ClassVar[str]
     wire_dtype: ClassVar[str]
+    dtypes = ("float32", "float64")
+    ops = ("sum", "avg", "max", "min")
+    most_senders = sys.maxsize
     declared = (Parameter("error_feedback", False, flag), SCOPE)
 
     def __init__(self, error_feedback: bool = False, scope: str = "rank") -> None:

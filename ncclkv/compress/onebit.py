@@ -37,6 +37,12 @@ class OneBit(Quantiser):
     bound = 4.0
     step = 2.0
 
+    def advice(self, root_mean_square: float) -> str:
+        return (
+            f"an element sends 1 or -1 a push, and these gradients have a root mean square of "
+            f"{root_mean_square:.2g}; rescale the gradients to about 1, or use another type"
+        )
+
     def quantise(self, sums: Array, bits: Array) -> None:
         up = np.greater(sums, self.threshold, out=bits[:, 0])
         sums -= np.where(up, np.float32(1), np.float32(-1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -66,6 +67,10 @@ class PowerSGD:
         Parameter("random_seed", 0, count),
         SCOPE,
     )
+
+    dtypes = ("float32",)
+    ops = ("sum", "avg")
+    most_senders = sys.maxsize
 
     def __init__(self, **given: Any) -> None:
         self.parameters: Mapping[str, Any] = {

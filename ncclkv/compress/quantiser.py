@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ncclkv.compress.declared import SCOPE, Parameter, finite
-from ncclkv.errors import NotSupported
 from ncclkv.kernels.base import Array, Arrays
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.chunks import ranges
@@ -50,7 +49,7 @@ class Quantiser(ABC):
     levels : sequence of int
         The level of each code, from 0 on.
     bound : float
-        The largest magnitude of a residual that is not counted by `encode`.
+        As of `Codec`.
     step : float
         The difference between the values of two neighbouring levels.
     declared : tuple of Parameter
@@ -59,6 +58,8 @@ class Quantiser(ABC):
     name: str
     declared: ClassVar[tuple[Parameter, ...]] = (Parameter("threshold", 0.5, finite), SCOPE)
     keeps_residual = True
+    dtypes = ("float32",)
+    ops = ("sum", "avg")
     bits: ClassVar[int]
     levels: ClassVar[Sequence[int]]
     bound: float
@@ -72,10 +73,15 @@ class Quantiser(ABC):
             "scope": scope,
         }
         self.unit = WORD_BITS // self.bits
+        self.most_senders = ((1 << WIDTHS[-1]) - 1) // max(self.levels)
         self._of_bytes = levels_of_bytes(self.bits, self.levels)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.parameters})"
+
+    @abstractmethod
+    def advice(self, root_mean_square: float) -> str:
+        """Return what to change, as of `Codec`."""
 
     @abstractmethod
     def quantise(self, sums: Array, bits: Array) -> None:
@@ -122,13 +128,7 @@ class Quantiser(ABC):
 
     def width(self, senders: int) -> int:
         greatest = senders * max(self.levels)
-        for width in WIDTHS:
-            if greatest < 1 << width:
-                return width
-        raise NotSupported(
-            f"{self.name} cannot count the codes of {senders:,} senders in {WIDTHS[-1]} bits; "
-            f"give the scope 'node', or the type 'fp16'"
-        )
+        return next(width for width in WIDTHS if greatest < 1 << width)
 
     def packed_nbytes(self, count: int, senders: int) -> int:
         return packed_nbytes(count, self.width(senders))

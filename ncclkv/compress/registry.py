@@ -16,7 +16,7 @@ AnyCodec = OneBit | TwoBit | FP16 | BF16 | TopK | PowerSGD
 CODECS: Mapping[str, type[AnyCodec]] = {
     each.name: each for each in (OneBit, TwoBit, FP16, BF16, TopK, PowerSGD)
 }
-"""All codecs.  A `Quantiser` is a `Codec`; the sums of the others are not integers."""
+"""All codecs."""
 
 
 def codec_of(parameters: Mapping[str, Any]) -> AnyCodec:

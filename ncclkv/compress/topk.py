@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,9 @@ class TopK:
     name = "topk"
     declared = (Parameter("ratio", 0.01, share), SCOPE)
     keeps_residual = True
+    dtypes = ("float32",)
+    ops = ("sum", "avg")
+    most_senders = sys.maxsize
 
     def __init__(self, ratio: float = 0.01, scope: str = "rank") -> None:
         self.ratio = ratio

@@ -43,6 +43,13 @@ class TwoBit(Quantiser):
         super().__init__(threshold, scope)
         self.bound = self.step = float(self.threshold)
 
+    def advice(self, root_mean_square: float) -> str:
+        return (
+            f"an element sends at most {self.bound:g} a push, and these gradients have a root "
+            f"mean square of {root_mean_square:.2g}; use a threshold of about "
+            f"{4 * root_mean_square:.2g}, rescale the gradients, or use another type"
+        )
+
     def quantise(self, sums: Array, bits: Array) -> None:
         threshold, up = self.threshold, bits[:, 1]
         np.greater_equal(sums, threshold, out=up)

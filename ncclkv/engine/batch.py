@@ -97,14 +97,22 @@ class BucketPush:
         return self.state.bucket, self.keys, self.keys & self.state.pushed
 
     def copy_in(
-        self, arrays: Sequence[Array], kernels: Kernels, *, to_weights: bool = False
+        self,
+        arrays: Sequence[Array],
+        kernels: Kernels,
+        events: Events,
+        *,
+        to_weights: bool = False,
     ) -> None:
         """Write this rank's sum of each key's arrays to the key's gradient, or to its weights."""
-        events = self.state.reduction.events
+        state = self.state
         begin = concurrency.perf_counter() if events.listeners else None
         for slot, indices in self.several:
             flat = slot.weight if to_weights else slot.gradient
-            kernels.combine(select(arrays, indices), flat, slot.entry.spec.op)
+            several = select(arrays, indices)
+            kernels.combine(several, flat, slot.entry.spec.op)
+            if slot.entry.key in state.coded:
+                state.reductions.stage(slot.entry.key, several)
         if self._all or self._indices:
             values = arrays if self._all else select(arrays, self._indices)
             if to_weights:
@@ -114,7 +122,7 @@ class BucketPush:
                 self._gradient_table = table
         if begin is not None:
             seconds = concurrency.perf_counter() - begin
-            events.emit("packed", self.state.bucket.index, self.keys, self.nbytes, seconds)
+            events.emit("packed", state.bucket.index, self.keys, self.nbytes, seconds)
 
 
 @dataclass(eq=False, slots=True)

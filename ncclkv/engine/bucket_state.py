@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence, Set
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ncclkv.comm.types import Buffer
 from ncclkv.engine.gathered import Gathered
 from ncclkv.engine.in_flight import InFlight
 from ncclkv.engine.reduction import Reduction, Span
+from ncclkv.engine.reductions import Reductions
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
 from ncclkv.table.bucket import Bucket, Entry, Range
@@ -43,8 +45,8 @@ class BucketState:
     ----------
     bucket : Bucket
     comm : Communicator
-    reduction : Reduction
-        Makes the sums of its gradients.
+    reductions : Reductions
+        Chooses what makes the sums of its gradients.
     to : To
         The destination of the sum of the whole bucket.
     share_weights : bool
@@ -56,6 +58,8 @@ class BucketState:
     Attributes
     ----------
     bucket : Bucket
+    coded : dict of Reduction by key
+        The reductions of the keys whose gradients are encoded.
     key_count : int
         Number of keys in the bucket; it is full when `pushed` has as many.
     gradients, weights : ndarray, shape (bucket.count,)
@@ -84,14 +88,15 @@ class BucketState:
         self,
         bucket: Bucket,
         comm: Communicator,
-        reduction: Reduction,
+        reductions: Reductions,
         *,
         to: To = EVERYONE,
         share_weights: bool = False,
         has_values: bool = True,
     ) -> None:
         self.bucket = bucket
-        self.reduction = reduction
+        self.reductions = reductions
+        self.coded = reductions.choose(bucket)
         self.to = to
         self.key_count = len(bucket.entries)
         self._comm = comm
@@ -151,8 +156,14 @@ class BucketState:
         self.to = to
         self._forget_spans()
 
+    def choose_reductions(self) -> None:
+        """Choose the reductions again, after the codecs in force have changed; nothing waits."""
+        self.coded = self.reductions.choose(self.bucket)
+        self.launched = False
+        self._forget_spans()
+
     def _forget_spans(self) -> None:
-        """Drop the ranges, whose weights or destination have changed."""
+        """Drop the ranges, whose weights, destination or reduction have changed."""
         self._spans.clear()
         self._pushed_spans.clear()
         self._part_pushed, self._part_spans, self._gathered = set(), [], None
@@ -189,10 +200,31 @@ class BucketState:
         self._optimizer_states[which] = memory.view(dtype)
         return self._optimizer_states[which]
 
-    def pushed_spans(self) -> Sequence[Span]:
-        """Return the ranges that hold the pushed keys and no other key."""
+    def take(self, keys: Set[Key] | None = None) -> tuple[Set[Key], Sequence[Span]]:
+        """Take the pushed keys, or those of them in `keys`, for a launch.
+
+        Returns
+        -------
+        set of keys
+        sequence of Span
+            The ranges that hold these keys and no other key.
+        """
+        self.launched = True
+        if keys is None:
+            taken, self.pushed = self.pushed, set()
+            self.filled.clear()
+        else:
+            taken = self.pushed & keys
+            self.pushed -= taken
+            self.filled -= taken
+        # As `spans`, whose call a push of all keys saves.
+        cached = self._pushed_spans.get(None) if len(taken) == self.key_count else None
+        return taken, self.spans(taken) if cached is None else cached
+
+    def spans(self, pushed: Set[Key]) -> Sequence[Span]:
+        """Return the ranges that hold keys and no other key."""
         # Cached for pushes of all keys, under None, and for pushes of one key after another.
-        pushed, which = self.pushed, None
+        which = None
         if len(pushed) != self.key_count:
             if len(pushed) > 1:
                 if pushed != self._part_pushed:
@@ -217,11 +249,22 @@ class BucketState:
 
     def own_spans(self) -> Sequence[Span]:
         """Return the ranges that hold the keys of `own` and no other key."""
-        return self._spans_of(self.own) if self.filled else self.pushed_spans()
+        return self._spans_of(self.own) if self.filled else self.spans(self.pushed)
 
     def _spans_of(self, keys: Set[Key]) -> list[Span]:
-        """Return the ranges that hold `keys` and no other key."""
-        return [self.span(bounds) for bounds in plan.spans(self.bucket, keys)]
+        """Return the ranges that hold `keys` of one reduction and no other key, in their order."""
+        if not self.coded:
+            return [self.span(bounds) for bounds in plan.spans(self.bucket, keys)]
+        groups: dict[Reduction | None, set[Key]] = {}
+        for key in keys:
+            groups.setdefault(self.coded.get(key), set()).add(key)
+        found = []
+        for reduction, group in groups.items():
+            for bounds in plan.spans(self.bucket, group):
+                span = self.span(bounds)
+                span.reduction = reduction
+                found.append(span)
+        return sorted(found, key=attrgetter("lo"))
 
     def span(self, bounds: Range) -> Span:
         """Return a range of elements; the same object for the same bounds."""
@@ -248,9 +291,11 @@ class BucketState:
         """Drop the push of a key, if there is one that is not launched."""
         self.pushed.discard(key)
         self.filled.discard(key)
+        self.reductions.drop_staged([key])
 
     def drop_all(self) -> None:
         """Drop all pushes that are not launched."""
+        self.reductions.drop_staged(self.pushed)
         self.pushed.clear()
         self.filled.clear()
 

@@ -17,6 +17,7 @@ from ncclkv.comm.types import DoneWork
 from ncclkv.engine.batch import BucketPush, Pull, Push, plan_pull, plan_push, select
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.capture import Recorder
+from ncclkv.engine.codec_rules import CodecRule
 from ncclkv.engine.events import Events
 from ncclkv.engine.flush import EagerFlush, FlushPolicy
 from ncclkv.engine.flush_agreement import AgreedFlush
@@ -25,7 +26,7 @@ from ncclkv.engine.nonfinite import DeviceCheckedFlush, NonfiniteReport
 from ncclkv.engine.norm_flush import NormFlush
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.reducer import Reducer
-from ncclkv.engine.reduction import reduction_for
+from ncclkv.engine.reductions import Reductions
 from ncclkv.engine.update_rule import Rule, Updates
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
@@ -46,6 +47,8 @@ class Engine:
     missing_zeros : bool
         Whether ranks may push different keys: a missing key counts as zeros.
     nonfinite : {"ignore", "raise", "skip_step"}
+    each_array_sends : bool
+        As for `Reductions`.
 
     Attributes
     ----------
@@ -53,6 +56,8 @@ class Engine:
         As given.
     layout : Layout
         The keys and their memory.
+    reductions : Reductions
+        The codecs in force, and what keys have not sent yet.
     kernels : Kernels
         The arithmetic of the memory that holds the values.
     policy : FlushPolicy
@@ -78,17 +83,19 @@ class Engine:
         *,
         missing_zeros: bool = False,
         nonfinite: str = "ignore",
+        each_array_sends: bool = False,
     ) -> None:
         self.kernels = comm.kernels
         self.placement = placement
         self.events = Events()
         self.updates = Updates(comm, placement)
+        self.reductions = Reductions(comm, each_array_sends=each_array_sends)
         self.layout = Layout(
             comm,
             sizing,
             self.updates.plan,
             self.updates.allocate,
-            reduction_for(comm, None, self.events),
+            self.reductions,
             share_weights=placement.shares_weights,
             multiple=placement.multiple,
         )
@@ -183,6 +190,8 @@ class Engine:
                 (self.rule.reset if reset_states else self.rule.follow)(slot)
             else:
                 self.layout.pending[key] = value
+            if reset_states:
+                self.reductions.residuals.reset(key)
         self.rule.counts_set()
 
     def _claim(self, state: BucketState) -> None:
@@ -227,6 +236,14 @@ class Engine:
         if rule.source is not before.source:
             updates.dispose(before)
 
+    def add_codec_rule(self, rule: CodecRule) -> None:
+        """Flush under the old codecs, then put a rule in force; collective."""
+        self.settle()
+        self.reductions.add(rule)
+        for state in self.layout.states:
+            state.choose_reductions()
+        self.epoch = rule
+
     # Push
 
     def plan_push(self, values: Mapping[Key, Sequence[Array]]) -> tuple[Push, list[Array]]:
@@ -260,7 +277,7 @@ class Engine:
         """
         policy = self.policy
         direct = self._alone and push.whole and self.recorder is None and self.updates.rule.replaces
-        if direct and not policy.flushes_everything:
+        if direct and not (policy.flushes_everything or self.reductions.rules):
             self._assign(push, arrays)
             return
         # Where keys may be missing, other ranks may not have pushed under the old step: a flush
@@ -289,7 +306,7 @@ class Engine:
             state = part.state
             self._reducer.launch(state)
             state.in_flight.complete()
-            part.copy_in(arrays, self.kernels, to_weights=True)
+            part.copy_in(arrays, self.kernels, self.events, to_weights=True)
             state.in_flight.add(DoneWork())
             state.launched = True
 
@@ -313,7 +330,7 @@ class Engine:
             self.recorder.include(state)
         if state.in_flight.works:
             state.in_flight.complete()
-        part.copy_in(arrays, self.kernels)
+        part.copy_in(arrays, self.kernels, self.events)
         state.pushed |= part.keys
 
     def step_of(self, keys: Iterable[Key], *, packed: bool) -> Any:

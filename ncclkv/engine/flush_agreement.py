@@ -27,6 +27,7 @@ from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.flush import FlushPolicy
 from ncclkv.engine.nonfinite import NonfiniteReport
 from ncclkv.engine.reducer import Reducer
+from ncclkv.engine.reduction import Senders
 from ncclkv.errors import OrderMismatch
 from ncclkv.table.registry import Key
 
@@ -127,16 +128,16 @@ class AgreedFlush(FlushPolicy):
         received = self._comm.control.allgather(tuple(mine), "the keys pushed")
         all_ranks = [Contribution(*each) for each in received]
         active = sum(each.part != Part.DRAINED for each in all_ranks)
-        counts = self._counts(all_ranks, active)
+        senders = self._senders(all_ranks)
         if any(each.nonfinite for each in all_ranks):
             for state in self._layout.states:
                 state.drop_all()
             self._updates.rule.counts_set()  # the dropped pushes are no updates
             self._report.skip([each.nonfinite for each in all_ranks], 1)
-            counts = {}
+            senders = {}
         self._updates.receive([each.failure for each in all_ranks])
         self._reduce(
-            counts, self._step(all_ranks, counts, adopts=part != Part.PUSHES and active > 0)
+            senders, self._step(all_ranks, senders, adopts=part != Part.PUSHES and active > 0)
         )
         # Also before no read here: a rank that leaves an uneven block reads meanwhile.
         numbers = sorted({number for each in all_ranks for number in each.buckets})
@@ -170,20 +171,21 @@ class AgreedFlush(FlushPolicy):
             numbers, ((slot.state.bucket, {slot.entry.key}, set()) for slot in slots)
         )
 
-    def _reduce(self, counts: Mapping[Key, int], step: Any) -> None:
-        """Reduce keys on all ranks; `counts` are the numbers of ranks in their averages."""
-        lent = self._fill_missing(counts)
-        for state in self._layout.buckets(counts):
+    def _reduce(self, senders: Mapping[Key, Senders], step: Any) -> None:
+        """Reduce keys on all ranks; `senders` are the ranks whose gradients are in their sums."""
+        lent = self._fill_missing(senders)
+        for state in self._layout.buckets(senders):
             if self.allows_missing:
                 state.step = step
-            pushed = state.pushed
-            # Each number of ranks in an average needs a launch of its own.
-            for count in sorted({counts[key] for key in pushed}):
-                state.pushed = {key for key in pushed if counts[key] == count}
-                self._reducer.launch(state, count)
+            groups: dict[Senders, set[Key]] = {}
+            for key in sorted(state.pushed, key=state.bucket.numbers.__getitem__):
+                groups.setdefault(senders[key], set()).add(key)
+            for ranks, keys in groups.items():
+                some = ranks if len(ranks) < self._comm.size else None
+                self._reducer.launch(state, keys, some)
         self._reducer.finish(self._layout.states)
         if self._updates.rule.by_key:
-            self._reducer.update_keys(counts)
+            self._reducer.update_keys(senders)
         for slot, copy in lent:
             self._kernels.pack(copy, slot.gradient)
         self._comm.keep_alive(*(copy for _, copy in lent))
@@ -222,18 +224,20 @@ class AgreedFlush(FlushPolicy):
         found: list[int] = self._comm.to_host(flags).tolist()
         return found
 
-    def _counts(self, all_ranks: Sequence[Contribution], active: int) -> dict[Key, int]:
-        """Return the number of ranks in the average of each key that any rank has pushed.
+    def _senders(self, all_ranks: Sequence[Contribution]) -> dict[Key, Senders]:
+        """Return the ranks whose gradients are in the sum of each key that any rank has pushed.
 
-        A rank that leaves may have pushed fewer keys than the ranks that went on.  Keys of other
-        ops all have one number, so a bucket of them needs one launch.
+        A rank that leaves may have pushed fewer keys than the ranks that went on.  Where their
+        number has no effect, these are all ranks that take part, so that a bucket needs one launch.
         """
         pushed = frozenset().union(*(each.pushed for each in all_ranks))
         specs = [spec for spec in self._layout.registry if spec.index in pushed]
+        active = frozenset(rank for rank, each in enumerate(all_ranks) if each.part != Part.DRAINED)
         if self._missing_zeros:
             return dict.fromkeys((spec.key for spec in specs), active)
         pushing = [rank for rank, each in enumerate(all_ranks) if each.part == Part.PUSHES]
-        counts: dict[Key, int] = {}
+        reductions = self._reducer.layout.reductions
+        senders: dict[Key, Senders] = {}
         for spec in specs:
             having = [rank for rank, each in enumerate(all_ranks) if spec.index in each.pushed]
             lacking = [rank for rank in pushing if spec.index not in all_ranks[rank].pushed]
@@ -245,8 +249,9 @@ class AgreedFlush(FlushPolicy):
                     key=spec.key,
                     ranks=lacking,
                 )
-            counts[spec.key] = len(having) if spec.op == "avg" else active
-        return counts
+            counted = spec.op == "avg" or reductions.codec(spec) is not None
+            senders[spec.key] = frozenset(having) if counted else active
+        return senders
 
     def _fill_missing(self, keys: Iterable[Key]) -> list[tuple[Slot, Array]]:
         """Fill each gradient that this rank has not pushed with the neutral element of its op.

@@ -8,7 +8,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from ncclkv.arrays.dtypes import real_numbers
@@ -25,7 +25,7 @@ from ncclkv.optimizer.restore import copied, set_config
 from ncclkv.optimizer.scalar_rows import Pushed, RowCache, UpdateCounts
 from ncclkv.optimizer.steps import Steps
 from ncclkv.table.bucket import Bucket, Entry, Range
-from ncclkv.table.registry import KeySpec
+from ncclkv.table.registry import Key, KeySpec
 
 
 class _Part(NamedTuple):
@@ -264,11 +264,11 @@ class FusedRule(Rule):
 
     # Updates
 
-    def count_update(self, state: BucketState) -> None:
+    def count_update(self, bucket: Bucket, keys: Set[Key]) -> None:
         if self.recording is None:
-            self.counts.add(state.bucket, state.pushed)
+            self.counts.add(bucket, keys)
         else:
-            self.recording.add(state.bucket, state.pushed)
+            self.recording.add(bucket, keys)
 
     def target(
         self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.destinations import To
 from ncclkv.engine.bucket_state import Array, BucketMemory, BucketState, Slot
-from ncclkv.engine.reduction import Reduction
+from ncclkv.engine.reductions import Reductions
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.table.bucket import Bucket, make_buckets
 from ncclkv.table.cost import Sizing
@@ -33,8 +33,8 @@ class Layout:
         Returns the destinations of sums of new buckets, and adds their bytes to `loads`.
     allocate : callable
         Called with each new bucket once its weights are set, before the bucket joins the layout.
-    reduction : Reduction
-        Makes the sums of every bucket.
+    reductions : Reductions
+        Chooses what makes the sums of a bucket.
     share_weights : bool
     multiple : int
         The length of a bucket is a multiple of this number of elements.
@@ -44,6 +44,8 @@ class Layout:
     registry : Registry
     states : list of BucketState
         All buckets, in order.
+    reductions : Reductions
+        As the parameter.
     sizing : Sizing
         Size of the buckets.
     share_weights : bool
@@ -69,7 +71,7 @@ class Layout:
         sizing: Sizing,
         plan: Callable[[Sequence[Bucket], list[int]], Sequence[To]],
         allocate: Callable[[BucketState], object],
-        reduction: Reduction,
+        reductions: Reductions,
         *,
         share_weights: bool,
         multiple: int = 1,
@@ -87,7 +89,7 @@ class Layout:
         self._comm = comm
         self._plan = plan
         self._allocate = allocate
-        self._reduction = reduction
+        self.reductions = reductions
         self._slots: dict[Key, Slot] = {}
         self._by_index: dict[int, BucketState] = {}
         self._next = 0
@@ -206,7 +208,7 @@ class Layout:
         return BucketState(
             bucket,
             self._comm,
-            self._reduction,
+            self.reductions,
             to=to,
             share_weights=self.share_weights,
             has_values=self.has_values,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -15,7 +15,7 @@ from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.events import Events, TimedUpdate
 from ncclkv.engine.gathered import MAX_SPAN_BYTES, MIN_SPANS, Target
 from ncclkv.engine.layout import Layout
-from ncclkv.engine.reduction import Span
+from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.update_rule import Updates
 from ncclkv.kernels.host.chunks import working_dtype
 from ncclkv.table.names import listed
@@ -44,15 +44,21 @@ class Reducer:
     events: Events
 
     def launch(
-        self, state: BucketState, active: int | None = None, skip_flag: Array | None = None
+        self,
+        state: BucketState,
+        keys: Set[Key] | None = None,
+        senders: Senders | None = None,
+        skip_flag: Array | None = None,
     ) -> None:
         """Launch the reduction of the keys that were pushed into a bucket, if any were.
 
         Parameters
         ----------
         state : BucketState
-        active : int, optional
-            Number of ranks that averages divide by; all ranks by default.
+        keys : set of keys, optional
+            Launch those of them alone.
+        senders : frozenset of int, optional
+            The ranks whose gradients are in the sums, if these are not all.
         skip_flag : ndarray of int32, shape (1,), optional
             Updates do nothing if it is not 0 when they run.
         """
@@ -60,10 +66,9 @@ class Reducer:
             return
         updates, placement = self.updates, self.updates.placement
         within, updates.applying = updates.applying, True
-        state.launched = True
-        since = concurrency.perf_counter() if len(state.pushed) == state.key_count else None
-        spans = state.pushed_spans()
-        updates.rule.count_update(state)
+        pushed, spans = state.take(keys)
+        since = concurrency.perf_counter() if len(pushed) == state.key_count else None
+        updates.rule.count_update(state.bucket, pushed)
         if placement.updates:
             targets = updates.rule.target(state, spans, skip_flag)
         else:
@@ -78,9 +83,9 @@ class Reducer:
         for number, span in enumerate(spans):  # zip takes an eighth of a short launch
             receive, apply = targets[number]
             op = state.bucket.op
-            if op == "avg" and active is not None and active < self.comm.size:
-                op, (span, receive, apply) = "sum", self._average(span, receive, active, apply)
-            wanted, collective = (op, receive is span.weights), span.collective
+            if span.reduction is None and senders is not None and op == "avg":
+                op, (span, receive, apply) = "sum", self._average(span, receive, senders, apply)
+            wanted, collective = (op, receive is span.weights, senders), span.collective
             if collective is None or span.prepared_for != wanted:
                 collective = self._prepare(state, span, receive, wanted)
             if self.events.listeners:
@@ -89,15 +94,19 @@ class Reducer:
                 self.events.sequence += 1
                 work = collective.launch(apply)
             state.in_flight.add(work, since)
-        state.pushed.clear()
-        state.filled.clear()
         updates.applying = within
 
     def _prepare(
-        self, state: BucketState, span: Span, receive: Array, wanted: tuple[str, bool]
+        self,
+        state: BucketState,
+        span: Span,
+        receive: Array,
+        wanted: tuple[str, bool, Senders | None],
     ) -> Collective:
         """Prepare the reduction of a span, in place of that of an earlier use."""
-        collective = state.reduction.prepare(span, receive, wanted[0])
+        op, _, senders = wanted
+        reduction = span.reduction or state.reductions.dense
+        collective = reduction.prepare(span, receive, op, senders)
         collective.label = span.label
         span.collective, span.prepared_for = collective, wanted
         return collective
@@ -127,7 +136,9 @@ class Reducer:
         All ranks push the same keys, and so gather the same ranges.  No earlier sum of the array is
         in flight: a push waits for these before it writes gradients.
         """
-        short = [span.gradients.nbytes <= MAX_SPAN_BYTES for span in spans]
+        short = [
+            span.reduction is None and span.gradients.nbytes <= MAX_SPAN_BYTES for span in spans
+        ]
         if sum(short) < MIN_SPANS:
             return spans, [*targets]
         gathered = state.gathered([*compress(spans, short)])
@@ -142,11 +153,12 @@ class Reducer:
         )
 
     def _average(
-        self, span: Span, receive: Array, active: int, then: Apply | None
+        self, span: Span, receive: Array, senders: Senders, then: Apply | None
     ) -> tuple[Span, Array, Apply]:
         """Return the span to sum, the array for its sum, and an update that makes the average.
 
-        The update divides the sum by `active`, writes it to `receive`, and calls `then`.
+        The update divides the sum by the number of senders, writes it to `receive`, and calls
+        `then`.
         """
         kernels, dtype = self.comm.kernels, span.gradients.dtype
         working, total = working_dtype(dtype, "avg"), receive
@@ -157,7 +169,7 @@ class Reducer:
 
         def apply(lo: int, hi: int) -> None:
             part = total[lo:hi]
-            kernels.divide(part, active)
+            kernels.divide(part, len(senders))
             if total is not receive:
                 kernels.unpack(part, receive[lo:hi])
             if then is not None:

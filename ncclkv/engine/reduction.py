@@ -9,12 +9,12 @@ from typing import Protocol
 from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.destinations import EVERYONE, To
 from ncclkv.comm.types import Buffer
-from ncclkv.compress.base import Codec
-from ncclkv.engine.events import Events
-from ncclkv.errors import NotSupported
 from ncclkv.table import plan
-from ncclkv.table.bucket import Bucket, Range
+from ncclkv.table.bucket import Bucket, Entry, Range
 from ncclkv.table.registry import Key
+
+Senders = frozenset[int]
+"""The ranks whose gradients are in a sum; None in its place stands for all ranks."""
 
 
 @dataclass(eq=False, slots=True)
@@ -31,10 +31,12 @@ class Span:
         The destination of its sums.
     node_shared : bool
         Whether the ranks of the node share the weights, and update them together.
+    reduction : Reduction or None
+        The reduction of its keys; None stands for a sum without encoding.
     collective : Collective or None
-        The reduction prepared for the last launch.
-    prepared_for : (str, bool) or None
-        The op of that reduction, and whether it writes to the weights.
+        The collective prepared for the last launch.
+    prepared_for : (str, bool, frozenset or None) or None
+        The op of that collective, whether it writes to the weights, and the ranks that send.
     bucket : Bucket or None
     ranges : sequence of (int, int)
         The ranges of the bucket, if they are not ``[lo, hi)`` alone.
@@ -47,19 +49,25 @@ class Span:
     label: str
     to: To = EVERYONE
     node_shared: bool = False
+    reduction: Reduction | None = None
     collective: Collective | None = None
-    prepared_for: tuple[str, bool] | None = None
+    prepared_for: tuple[str, bool, Senders | None] | None = None
     bucket: Bucket | None = None
     ranges: Sequence[Range] = ()
-    _keys: Sequence[Key] | None = None
+    _entries: Sequence[Entry] | None = None
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """The entries of the bucket whose elements lie in the range, found at the first call."""
+        if self._entries is None:
+            ranges, bucket = self.ranges or [(self.lo, self.hi)], self.bucket
+            self._entries = [] if bucket is None else plan.entries_in(bucket, ranges)
+        return self._entries
 
     @property
     def keys(self) -> Sequence[Key]:
-        """The keys in the range, found at the first call."""
-        if self._keys is None:
-            ranges, bucket = self.ranges or [(self.lo, self.hi)], self.bucket
-            self._keys = [] if bucket is None else plan.keys_in(bucket, ranges)
-        return self._keys
+        """The keys in the range."""
+        return [entry.key for entry in self.entries]
 
     @property
     def number(self) -> int | None:
@@ -68,19 +76,14 @@ class Span:
 
 
 class Reduction(Protocol):
-    """The collectives that make the sums of a bucket's gradients.
+    """The collectives that make sums of gradients.
 
     A `Reducer` decides when a range is reduced; a `Reduction` decides by which collectives.
-
-    Attributes
-    ----------
-    events : Events
-        Those of the store.
     """
 
-    events: Events
-
-    def prepare(self, span: Span, receive: Buffer, op: str) -> Collective:
+    def prepare(
+        self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
+    ) -> Collective:
         """Return the reduction of a span's gradients, to be launched any number of times.
 
         Parameters
@@ -89,38 +92,27 @@ class Reduction(Protocol):
         receive : ndarray
             Array for the sums, on the ranks that receive: the gradients or weights of the span.
         op : str
+        senders : frozenset of int, optional
+            The ranks whose gradients are in the sum; an average divides by their number.
         """
 
 
 class DenseReduction:
     """Reduces gradients without encoding, in one collective a span.
 
+    Its sums are over all ranks: those that do not send have the neutral element of the op.
+
     Parameters
     ----------
     comm : Communicator
-    events : Events
     """
 
-    def __init__(self, comm: Communicator, events: Events) -> None:
+    def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self.events = events
 
-    def prepare(self, span: Span, receive: Buffer, op: str) -> Collective:
+    def prepare(
+        self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
+    ) -> Collective:
         return self._comm.reduction(
             span.gradients, receive, op, to=span.to, sharded_update=span.node_shared
         )
-
-
-def reduction_for(comm: Communicator, codec: Codec | None, events: Events) -> Reduction:
-    """Return the reduction of the buckets of a store.
-
-    Raises
-    ------
-    NotSupported
-        When a codec is given: no reduction of encoded gradients exists yet.
-    """
-    if codec is not None:
-        raise NotSupported(
-            f"codec {codec.name!r}: this version does not encode gradients; leave out the codec"
-        )
-    return DenseReduction(comm, events)

@@ -8,7 +8,7 @@ updater key by key, before push returns.  `Updates` holds the rule in force.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -98,8 +98,8 @@ class Rule:
     def adopt(self, numbers: Any) -> None:
         """Replace this rank's hyperparameters by another rank's."""
 
-    def count_update(self, state: BucketState) -> None:
-        """Count an update of the pushed keys of a bucket, on every rank, also without `target`."""
+    def count_update(self, bucket: Bucket, keys: Set[Key]) -> None:
+        """Count an update of some keys of a bucket, on every rank, also without `target`."""
 
     def target(
         self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None

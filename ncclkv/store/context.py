@@ -12,6 +12,7 @@ from ncclkv.engine.engine import Engine
 from ncclkv.engine.update_rule import NO_STEPS
 from ncclkv.engine.verify import Verify
 from ncclkv.store.agreement import propose
+from ncclkv.store.backends import ALONE
 from ncclkv.store.call_log import CallLog
 from ncclkv.store.memory_check import MemoryCheck
 from ncclkv.store.options import Options
@@ -86,6 +87,7 @@ def open_context(name: str, comm: Communicator, options: Options) -> Context:
         sizing(comm, placement, options.bucket_bytes),
         missing_zeros=missing_zeros,
         nonfinite=options.nonfinite,
+        each_array_sends=name in ALONE,
     )
     session = Session(name, comm, engine.events, engine.updates)
 

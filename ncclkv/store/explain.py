@@ -27,7 +27,8 @@ def explain(context: Context, counts: Mapping[str, Counts]) -> str:
     times = [state.seconds for state in layout.states]
     text = plan.explain(buckets, list(layout.pending), owner, layout.sizing, times)
     memory = [f"in host memory: {reason}"] if (reason := context.comm.not_on_gpus) else []
-    return "\n".join([text, *memory, *_states(context), *_kernels(context), *_calls(counts)])
+    notes = [*_states(context), *_codecs(context), *_kernels(context), *_calls(counts)]
+    return "\n".join([text, *memory, *notes])
 
 
 def _states(context: Context) -> Iterator[str]:
@@ -38,6 +39,25 @@ def _states(context: Context) -> Iterator[str]:
     if total:
         note = f", {shared:,} of them shared with the ranks of its node" if shared else ""
         yield f"states of {rule.name}: {total:,} bytes on this rank{note}"
+
+
+def _codecs(context: Context) -> Iterator[str]:
+    """Yield a line for each codec with its keys, and one for keys that a rule does not reach."""
+    reductions, found = context.engine.reductions, dict[str, list[Key]]()
+    for spec in context.engine.layout.registry:
+        rule = reductions.rule(spec.key)
+        if rule is None or rule.codec is None:
+            continue
+        name = rule.codec.name
+        if rule.encodes(spec):
+            found.setdefault(f"encoded by {name}", []).append(spec.key)
+        else:
+            reason = f"not encoded by {name}, which takes float32 and sum or avg"
+            found.setdefault(reason, []).append(spec.key)
+    for text, keys in found.items():
+        yield f"{text}: {listed(keys)}"
+    if nbytes := reductions.residuals.nbytes:
+        yield f"residuals: {nbytes:,} bytes on this rank"
 
 
 def _kernels(context: Context) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
@@ -12,6 +12,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.engine.instrument import Instrument
 from ncclkv.other_names import OF_STORES, missing
 from ncclkv.store.capture import CapturedStep, Captures
+from ncclkv.store.compression import Compression
 from ncclkv.store.context import Context, open_context
 from ncclkv.store.explain import explain
 from ncclkv.store.objects import Objects
@@ -78,6 +79,7 @@ class KVStore(KVStoreBase):
         self._observing = Observing(context, name)
         self._waiting = Waiting(context, self._observing.tracing.compare_clocks_at_end)
         self._updaters = Updaters(context)
+        self._compression = Compression(context)
         self._captures = Captures(context)
 
     # Keys
@@ -918,6 +920,76 @@ are ints, such as 3; use one kind
         """
         self._updaters.use_optimizer(optimizer, reset_states=reset_states)
 
+    # Compression
+
+    def set_gradient_compression(
+        self,
+        compression_params: Mapping[str, Any] | None,
+        *,
+        keys: KeyLike | Sequence[KeyLike] | None = None,
+    ) -> None:
+        """Send later gradients in fewer bits; collective.
+
+        What a push does not send stays in a residual of the rank, and is added to its next
+        gradients of the key.  First values, pulls, and arrays without keys are never compressed.
+
+        Parameters
+        ----------
+        compression_params : dict or None
+            ``{"type": "2bit", "threshold": 0.5}``: each element sends `threshold`, its negative or
+            0, at most one a push.  ``{"type": "1bit", "threshold": 0.5}``: it sends 1 if it is
+            above `threshold`, else -1.  None: gradients are sent whole, and residuals are dropped.
+            Residuals stay if the type stays.
+        keys : int or str, or list of them, optional
+            Keys, also future ones; a str may be a pattern, as ``"layer*"``.  By default all keys.
+            The last call that matches a key counts.  Keys that are not float32, or whose op is not
+            ``sum`` or ``avg``, are sent whole.
+
+        Raises
+        ------
+        UsageError, UnknownArgument
+            When a parameter is unknown or out of range; before anything is sent.
+        DTypeMismatch, NotSupported
+            When `keys` names a key that the type does not compress.
+        SpecMismatch
+            On every rank, when ranks give different parameters or keys.
+        OutOfMemory
+            On every rank, when a rank has no memory for the residuals.
+
+        Notes
+        -----
+        Sums are those of MXNet's arithmetic.  They are made of integers, so every rank gets the
+        same bits on any machines.  A store of one process compresses each array of a key by itself.
+
+        A threshold that is small beside the gradients makes residuals grow without end: rank 0
+        then logs a warning, with a threshold that would serve.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> with ncclkv.create("device") as kv:
+        ...     kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        ...     kv.init("w", np.zeros(3, np.float32))
+        ...     kv.push("w", np.array([0.6, -0.3, 2.0], np.float32))
+        ...     first = kv.pull("w")
+        ...     kv.push("w", np.array([0.0, -0.3, 0.0], np.float32))
+        ...     print(first, kv.pull("w"))
+        [0.5 0.  0.5] [ 0.  -0.5  0.5]
+        """
+        self._compression.set_codec(compression_params, keys)
+
+    def gradient_compression(self, key: KeyLike) -> dict[str, Any] | None:
+        """Return the parameters that compress a key; local.
+
+        Returns
+        -------
+        dict or None
+            All parameters, with their defaults; None if the gradients of the key are sent whole.
+            ``"saturated"`` is the share of this rank's residuals that were too large for the type
+            at the last launch: above `threshold` (2bit), or above 4 (1bit).
+        """
+        return self._compression.parameters_of(key)
+
     # Checkpoints
 
     @cached_property
@@ -1089,17 +1161,13 @@ are ints, such as 3; use one kind
         """
         self._checkpoints.load_states(fname)
 
-    # MXNet's verbs that this version does not have
+    # A verb of MXNet's that this version does not have
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:
         """Raise `NotSupported`."""
         self._context.session.refuse("row_sparse_pull", "values are dense; pull the whole key")
-
-    def set_gradient_compression(self, compression_params: Any) -> None:
-        """Raise `NotSupported`."""
-        self._context.session.refuse("set_gradient_compression", "push float16 for half the bytes")
 
     # Identity
 

@@ -72,6 +72,32 @@ class MemoryCheck:
                 self._checks.raised = error
                 raise error
 
+    def check_residuals(self, verb: str, specs: Sequence[KeySpec]) -> None:
+        """Refuse residuals of keys that do not fit; collective, with the same keys on all ranks.
+
+        Raises
+        ------
+        OutOfMemory
+            On every rank, when a rank's node has not the memory.
+        """
+        needed, left = sum(spec.nbytes for spec in specs), memory_left()
+        if needed < CHECK_BYTES:
+            return
+        on_node = self._comm.local_size * needed
+        shortfall = ""
+        if left is not None and on_node > left.nbytes:
+            shortfall = (
+                f"its node needs {on_node:,} bytes, {needed:,} a rank, and {left.nbytes:,} are "
+                f"left by {left.source}; give the node more memory, or compress fewer keys"
+            )
+        for rank, text in enumerate(self._comm.control.allgather(shortfall, f"memory for {verb}")):
+            if text:
+                error = OutOfMemory(
+                    f"{verb}: the residuals of {len(specs)} keys do not fit on rank {rank}: {text}"
+                )
+                self._checks.raised = error
+                raise error
+
     def _on_gpu(self, specs: Sequence[KeySpec]) -> str:
         """Return the memory that this rank's GPU lacks; empty if the keys fit."""
         new, pending = _padded(specs), self._layout.pending_bytes

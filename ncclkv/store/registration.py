@@ -13,6 +13,7 @@ from ncclkv.errors import KeyTypeMismatch, UsageError, about
 from ncclkv.other_names import OTHER_OPS
 from ncclkv.store import check
 from ncclkv.store.agreement import from_rank, propose
+from ncclkv.store.compression import check_named
 from ncclkv.store.context import Component
 from ncclkv.store.keys import Singles, one_key, single
 from ncclkv.store.session import BLOCKS
@@ -170,5 +171,6 @@ class Registration(Component):
                 check.reducible(self._comm, op, value.dtype, f"{verb} of key {name!r}")
                 made.specs.append(KeySpec(name, index, value.shape, value.dtype, op))
                 check.updatable(self._engine.rule.check, made.specs[-1])
+                check_named(self._engine.reductions.rule(name), made.specs[-1])
             made.first.append(value)
         return made

@@ -36,6 +36,7 @@ VERBS = (
     "barrier",
     "set_updater",
     "set_optimizer",
+    "set_gradient_compression",
     "capture",
     "replay",
     "save",

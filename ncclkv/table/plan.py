@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import accumulate
 
-from ncclkv.table.bucket import Bucket, Range
+from ncclkv.table.bucket import Bucket, Entry, Range
 from ncclkv.table.cost import Sizing
 from ncclkv.table.names import listed
 from ncclkv.table.registry import Key
@@ -85,11 +85,11 @@ def label(bucket: Bucket, span: Range) -> str:
     return f"keys {names[0]} to {names[1]} of bucket {bucket.index}"
 
 
-def keys_in(bucket: Bucket, spans: Iterable[Range]) -> list[Key]:
-    """Return the keys whose elements lie in the ranges of a bucket."""
+def entries_in(bucket: Bucket, spans: Iterable[Range]) -> list[Entry]:
+    """Return the entries whose elements lie in the ranges of a bucket."""
     lows, entries = bucket.lows, bucket.entries
     bounds = [(bisect_left(lows, lo), bisect_left(lows, hi)) for lo, hi in spans]
-    return [entry.key for first, end in bounds for entry in entries[first:end]]
+    return [entry for first, end in bounds for entry in entries[first:end]]
 
 
 def explain(

@@ -17,6 +17,7 @@ MODULES = (
     "checkpoints_divided",
     "checkpoints_refused",
     "reductions",
+    "compression",
     "contract",
     "regressions",
     "divergence",

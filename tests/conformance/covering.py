@@ -29,6 +29,7 @@ PLACED_MODULES = frozenset(
         "callbacks",
         "checkpoints",
         "checkpoints_refused",
+        "compression",
         "divergence",
         "divergence_repair",
         "groups",
@@ -78,6 +79,7 @@ PAIRED_MODULES = frozenset(
 SIZED_MODULES = frozenset(
     [
         "buckets",
+        "compression",
         "reductions",
         "contract",
         "missing_pushes",
@@ -116,7 +118,16 @@ STREAM_MODULES = frozenset(["divergence", "groups", "nonfinite", "norms", "optim
 """Modules of cases whose work on a device depends on the placement, besides `SHARED_MODULES`."""
 
 DIVIDED_MODULES = frozenset(
-    ["checkpoints", "norms", "optimizers", "sparse_lists", "trajectories", "uneven", "updaters"]
+    [
+        "checkpoints",
+        "compression",
+        "norms",
+        "optimizers",
+        "sparse_lists",
+        "trajectories",
+        "uneven",
+        "updaters",
+    ]
 )
 """Modules of cases with a function or an optimizer, which owners of parts run."""
 
@@ -162,6 +173,8 @@ PROCESSES_WITH_TORCH = "ranks-3"
 def covers(case: Case, layout: str, size: int, update_on: str) -> bool:
     """Return whether a case runs on `size` ranks of a layout, such as ``threads``."""
     if not case.fits(size) or (case.places and update_on != "every_rank"):
+        return False
+    if case.in_host_memory and layout == "stand-in":
         return False
     if complete():
         return True

@@ -18,7 +18,7 @@ class Case:
     ----------
     name : str
     body : callable
-    sizes, needs, places
+    sizes, needs, places, in_host_memory
         As for `case`.
     """
 
@@ -27,6 +27,7 @@ class Case:
     sizes: frozenset[int] | None
     needs: str | None
     places: bool
+    in_host_memory: bool
 
     def fits(self, size: int) -> bool:
         """Return whether the case is for a store of `size` ranks."""
@@ -39,7 +40,11 @@ SEVERAL = frozenset({2, 3, 4})
 
 
 def case(
-    *, sizes: Collection[int] | None = None, needs: str | None = None, places: bool = False
+    *,
+    sizes: Collection[int] | None = None,
+    needs: str | None = None,
+    places: bool = False,
+    in_host_memory: bool = False,
 ) -> Callable[[Body], Body]:
     """Add a body to `CASES`.
 
@@ -51,12 +56,15 @@ def case(
         A package without which the case cannot run.
     places : bool
         Whether the body itself sets ``update_on`` of all its stores; it then runs once on a layout.
+    in_host_memory : bool
+        Whether the case is for stores in host memory alone.
     """
 
     def add(body: Body) -> Body:
         module = body.__module__.rpartition(".")[2]
         ranks = None if sizes is None else frozenset(sizes)
-        CASES.append(Case(f"{module}.{body.__name__}", body, ranks, needs, places))
+        name = f"{module}.{body.__name__}"
+        CASES.append(Case(name, body, ranks, needs, places, in_host_memory))
         return body
 
     return add

@@ -51,7 +51,8 @@ def test_these_layouts_run_every_case_that_fits(layout: str, size: int) -> None:
     ("layout", "sizes"), [("threads", (1, 2, 3, 4)), ("ranks", (1, 2, 3, 4)), ("stand-in", (2, 3))]
 )
 def test_every_case_runs_on_each_kind_of_ranks(layout: str, sizes: tuple[int, ...]) -> None:
-    assert names(layout, *sizes) == {c.name for c in CASES if any(map(c.fits, sizes))}
+    cases = [each for each in CASES if layout != "stand-in" or not each.in_host_memory]
+    assert names(layout, *sizes) == {c.name for c in cases if any(map(c.fits, sizes))}
 
 
 def test_cases_that_set_the_placement_run_wherever_their_modules_do() -> None:

@@ -124,7 +124,7 @@ class HostCommunicator(Communicator):
         self._node = self._share_memory(among or self.control) if share else None
         self._progress.multi_node = share and (self._node is None or len(self._node.nodes) > 1)
         if self._node is not None:
-            self.first_node = 0 in self._node.ranks
+            self.first_node, self.nodes = 0 in self._node.ranks, self._node.nodes
             self._node.sequence.digest = self.digest
             self._progress.calls.recorder = FlightRecorder(transport.rank, self._node.pages)
         if share:

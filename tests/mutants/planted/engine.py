@@ -169,7 +169,7 @@ MUTANTS = (
     Mutant(
         name="average-over-ranks-that-have-left",
         file=REDUCER,
-        old='            if op == "avg" and active is not None and active < self.comm.size:\n',
+        old='            if span.reduction is None and senders is not None and op == "avg":\n',
         new="            if False:\n",
         why="averages of an uneven block are too small",
         tests=(THREADS,),
@@ -177,9 +177,9 @@ MUTANTS = (
     Mutant(
         name="one-average-for-all-numbers-of-ranks",
         file=AGREEMENT,
-        old="            state.pushed = {key for key in pushed if counts[key] == count}\n",
-        new="            state.pushed = set(pushed)\n",
-        why="a key is summed and applied twice",
+        old="                self._reducer.launch(state, keys, some)\n",
+        new="                self._reducer.launch(state, None, some)\n",
+        why="all keys of a bucket are divided by the number of ranks of the first",
         tests=(THREADS,),
     ),
     Mutant(
@@ -225,7 +225,7 @@ MUTANTS = (
     Mutant(
         name="nan-is-applied",
         file=AGREEMENT,
-        old="            counts = {}\n",
+        old="            senders = {}\n",
         new="            pass\n",
         why="a step with NaN spoils the weights though it was to be skipped",
         tests=(THREADS,),
@@ -273,8 +273,8 @@ MUTANTS = (
     Mutant(
         name="first-of-several-values-alone",
         file=BATCH,
-        old="            kernels.combine(select(arrays, indices), flat, ",
-        new="            kernels.combine(select(arrays, indices)[:1], flat, ",
+        old="            several = select(arrays, indices)\n",
+        new="            several = select(arrays, indices)[:1]\n",
         why="the other values of a key are not added",
         tests=(THREADS,),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclkv.compress.entries import clear_padding, encode_entries, padding
+from ncclkv.compress.entries import Padding, encode_entries
 from tests.codecs import MODELS, quantiser
 
 ENTRIES = [(0, 3), (64, 64), (64, 165), (192, 200)]
@@ -20,7 +20,8 @@ def test_padding_is_not_encoded_and_decoded_to_0(name: str) -> None:
     gradients, residual = np.full((2, COUNT), 0.75, np.float32)
     payload = np.full(codec.nbytes(COUNT), 255, np.uint8)
     gradients[100] = 9
-    beyond = encode_entries(codec, ENTRIES, gradients, residual, payload)
+    residuals = [residual[lo:hi] for lo, hi in ENTRIES]
+    beyond = encode_entries(codec, ENTRIES, gradients, residuals, payload)
     assert beyond == [0 if name == "1bit" else 3, 0, 1 if name == "1bit" else 101,
                       0 if name == "1bit" else 8]  # fmt: skip
     for lo, hi in ((3, 64), (165, 192), (200, COUNT)):
@@ -29,7 +30,7 @@ def test_padding_is_not_encoded_and_decoded_to_0(name: str) -> None:
     codec.count_sum([payload], counts)
     codec.finish(counts, 1, out)
     for start, stop in ((0, COUNT), (32, 128), (128, 192), (200, 256)):
-        clear_padding(ENTRIES, start, out[start:stop])
+        Padding(ENTRIES, COUNT).clear(start, out[start:stop])
     inside = np.zeros(COUNT, np.bool_)
     for lo, hi in ENTRIES:
         inside[lo:hi] = True
@@ -41,9 +42,8 @@ def test_padding_is_not_encoded_and_decoded_to_0(name: str) -> None:
 
 
 def test_no_entries_are_all_padding() -> None:
-    assert list(padding([], 5)) == [(0, 5)]
-    assert list(padding([(0, 5)], 5)) == []
-    assert list(padding([(0, 5), (8, 9)], 7)) == [(5, 7)]
+    assert Padding([], 5).gaps == [(0, 5)]
+    assert Padding([(0, 5)], 5).gaps == []
     out = np.ones(3)
-    clear_padding([(0, 16)], 4, out)
+    Padding([(0, 16)], 16).clear(4, out)
     assert out.all()

@@ -14,9 +14,8 @@ from ncclkv.comm.destinations import EVERYONE, Owners, To
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import BucketState, Slot
-from ncclkv.engine.events import Events
 from ncclkv.engine.fused_rule import FusedRule
-from ncclkv.engine.reduction import reduction_for
+from ncclkv.engine.reductions import Reductions
 from ncclkv.errors import DTypeMismatch, UsageError
 from ncclkv.kernels.host import HostKernels
 from ncclkv.optimizer import SGD, Optimizer, State
@@ -49,8 +48,8 @@ def _bucket(
     (bucket,) = make_buckets(specs, 1 << 20, first=index)
     comm = SoloCommunicator(60.0)
     comm.rank = rank
-    reduction = reduction_for(comm, None, Events())
-    return BucketState(bucket, comm, reduction, to=to)
+    reductions = Reductions(comm)
+    return BucketState(bucket, comm, reductions, to=to)
 
 
 def _slot(state: BucketState, key: Key) -> Slot:
@@ -78,7 +77,7 @@ def _begin(
     """Begin an update of some keys of a bucket, by default of all."""
     state.step = step
     state.pushed = set(state.bucket.numbers if keys is None else keys)
-    rule.count_update(state)
+    rule.count_update(state.bucket, state.pushed)
     ((_, update),) = rule.target(state, [state.span((0, state.bucket.count))], skip)
     assert update is not None
     return update

@@ -10,9 +10,8 @@ import pytest
 
 from ncclkv.comm.destinations import EVERYONE, To
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.engine.events import Events
 from ncclkv.engine.layout import Layout
-from ncclkv.engine.reduction import reduction_for
+from ncclkv.engine.reductions import Reductions
 from ncclkv.errors import NotSupported
 from ncclkv.table.bucket import Bucket
 from ncclkv.table.cost import Sizing
@@ -31,8 +30,8 @@ def ignore(state: Any) -> None:
 @pytest.fixture
 def layout() -> Layout:
     comm = SoloCommunicator(1.0)
-    reduction = reduction_for(comm, None, Events())
-    return Layout(comm, Sizing(4096), to_everyone, ignore, reduction, share_weights=False)
+    reductions = Reductions(comm)
+    return Layout(comm, Sizing(4096), to_everyone, ignore, reductions, share_weights=False)
 
 
 def specs(*storages: str) -> list[KeySpec]:

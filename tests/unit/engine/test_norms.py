@@ -15,10 +15,9 @@ from ncclkv.comm.destinations import EVERYONE, Owners, To
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.types import DoneWork
 from ncclkv.engine.bucket_state import BucketState
-from ncclkv.engine.events import Events
 from ncclkv.engine.fused_rule import FusedRule
 from ncclkv.engine.norms import norm_updates
-from ncclkv.engine.reduction import reduction_for
+from ncclkv.engine.reductions import Reductions
 from ncclkv.kernels.host import HostKernels
 from ncclkv.optimizer import LAMB, LARS, SGD, Optimizer
 from ncclkv.table.bucket import make_buckets
@@ -64,7 +63,7 @@ def _bucket(comm: Ranks, to: To, index: int = 0, dtype: Any = np.float64) -> Buc
         for number, (key, size) in enumerate(SIZES.items())
     ]
     (bucket,) = make_buckets(specs, 1 << 20, first=index)
-    state = BucketState(bucket, comm, reduction_for(comm, None, Events()), to=to)
+    state = BucketState(bucket, comm, Reductions(comm), to=to)
     for entry in bucket.entries:
         state.weights[entry.lo : entry.hi] = 2
         state.gradients[entry.lo : entry.hi] = 1
@@ -86,7 +85,7 @@ def _launch(
 ) -> None:
     state.pushed = set(keys)
     state.step = rule.step()
-    rule.count_update(state)
+    rule.count_update(state.bucket, state.pushed)
     spans = [state.span(bounds) for bounds in state.bucket.runs(keys)]
     for (_, apply), span in zip(rule.target(state, spans, None), spans, strict=True):
         for lo, hi in ranges:
@@ -224,7 +223,7 @@ def test_no_bit_depends_on_the_bucket_whose_sum_arrives_first(make: Any) -> None
             numbers = np.random.default_rng(index).standard_normal(state.bucket.count)
             state.gradients[:] = numbers
             state.pushed, state.step = set("abc"), rule.step()
-            (span,) = state.pushed_spans()
+            (span,) = state.spans(state.pushed)
             ((_, apply),) = rule.target(state, [span], None)
             applies.append(apply)
             state.pushed.clear()

@@ -10,10 +10,8 @@ import pytest
 import ncclkv
 from ncclkv.comm.base import Collective
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.engine.events import Events
 from ncclkv.engine.instrument import Instrument, Launch
-from ncclkv.engine.reduction import DenseReduction, Span, reduction_for
-from ncclkv.errors import NotSupported
+from ncclkv.engine.reduction import DenseReduction, Span
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ def span() -> Span:
 
 def test_a_prepared_reduction_sums_at_each_launch() -> None:
     part = span()
-    collective = DenseReduction(SoloCommunicator(1.0), Events()).prepare(part, part.weights, "sum")
+    collective = DenseReduction(SoloCommunicator(1.0)).prepare(part, part.weights, "sum")
     for factor in (1, 2):
         part.gradients[:] = factor * np.arange(2, 6)
         collective.launch().wait()
@@ -78,12 +76,3 @@ def test_a_rank_alone_sends_nothing() -> None:
         kv.push("w", np.ones(4))
         kv.wait()
     assert wire.nbytes == [(256, 0, "key 'w'")]  # a bucket is padded
-
-
-def test_encoded_gradients_are_refused() -> None:
-    class Half:
-        name = "half"
-
-    codec: Any = Half()
-    with pytest.raises(NotSupported, match="codec 'half'"):
-        reduction_for(SoloCommunicator(1.0), codec, Events())

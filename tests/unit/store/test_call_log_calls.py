@@ -28,7 +28,7 @@ def test_a_failed_call_is_not_recorded() -> None:
             lambda: kv.pull(["a", "nobody"]),
             lambda: kv.pushpull("a", full(), out=np.zeros(7)),
             lambda: kv.wait("nobody"),
-            lambda: kv.set_gradient_compression({"type": "2bit"}),
+            lambda: kv.row_sparse_pull("a", out=full(), row_ids=full()),
         ]
         for call in calls:
             with pytest.raises((UsageError, NotImplementedError)):

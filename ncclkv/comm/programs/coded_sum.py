@@ -1,0 +1,210 @@
+"""`CodedSum`: a sum of encoded arrays, which ranks exchange as payloads of codes.
+
+There are two forms.  *To all*: each rank reads the codes of its elements from all ranks, and
+decodes their sum.  *Two steps*, if every rank receives all elements: each rank reads the codes of
+its share, and adds them as integers; then all ranks read these packed counts.  No form loses more
+than the encoding does, and both give the same bits.
+
+The form that sends fewer bytes is taken: to all for a few ranks, and for ranks of a node that share
+their result, of which each decodes a slice.  Short arrays are sent to all, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from ncclkv.comm.destinations import To
+from ncclkv.comm.transport import Steps
+from ncclkv.comm.two_step import slices
+from ncclkv.comm.types import Apply, Buffer
+from ncclkv.comm.wire import Range, Wire
+from ncclkv.compress.base import CountedCodec
+from ncclkv.compress.entries import Padding
+
+BLOCK = 64 * 1024
+"""Elements that are decoded and updated at once: they stay in the cache."""
+
+SHORT_BYTES = 16 * 1024
+"""Up to this length of a payload a second step costs more than longer messages."""
+
+_UINT16 = np.dtype(np.uint16)
+
+Nodes = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class CodedSum:
+    """A sum of encoded arrays, as one rank makes it.
+
+    Attributes
+    ----------
+    codec : CountedCodec
+    encode : callable or None
+        Fills the payload, at the launch; None on a rank that sends nothing.
+    payload : ndarray of uint8, shape (codec.nbytes(n),)
+    padding : Padding
+        The elements that are not encoded: their sum is 0.
+    receive : ndarray of float32, shape (n,)
+        Receives the elements of the sum that this rank decodes.
+    form : Form
+        Which codes and counts the ranks read.
+    divides : bool
+        Whether the result is the sum divided by the number of senders.
+    packed : ndarray of uint8
+        Memory for the packed counts of this rank's share, if the form takes two steps.
+    """
+
+    codec: CountedCodec
+    encode: Callable[[], object] | None
+    payload: Buffer
+    padding: Padding
+    receive: Buffer
+    form: Form
+    divides: bool
+    packed: Buffer
+
+    def steps(self, wire: Wire, apply: Apply | None) -> Steps:
+        """Make the sum."""
+        if self.encode is not None:
+            self.encode()
+        form, counts = self.form, np.empty(min(BLOCK, self.receive.size), _UINT16)
+        parts = yield from wire.read(self.payload, form.codes)
+        blocks = self._count(parts, form.decoded[wire.rank], counts)
+        if not form.two_steps:
+            for lo, hi, block in blocks:
+                self._write(block, lo, hi, apply)
+            return
+        start, _ = form.decoded[wire.rank]
+        for lo, hi, block in blocks:
+            into = self.packed[form.packed(lo - start) : form.packed(hi - start)]
+            self.codec.pack_counts(block, into, len(self.form.senders))
+        parts = yield from wire.read(self.packed, form.counts)
+        for bounds, part in zip(form.decoded, parts, strict=True):
+            if part is not None:
+                self._write_share(bounds, part, counts, apply)
+
+    def _count(
+        self, parts: Sequence[Buffer | None], bounds: Range, counts: Buffer
+    ) -> Iterator[tuple[int, int, Buffer]]:
+        """Yield ranges of the elements `bounds`, and their counts, from the codes of all senders.
+
+        The first code in each of the `parts` is that of the first element of a word.
+        """
+        codec, (begin, end) = self.codec, bounds
+        payloads, first = [part for part in parts if part is not None], _word(begin, codec.unit)
+        for start in range(first, end, BLOCK) if begin < end else ():
+            stop = min(start + BLOCK, end)
+            lo, hi = codec.nbytes(start - first), codec.nbytes(stop - first)
+            block = counts[: stop - start]
+            codec.count_sum([payload[lo:hi] for payload in payloads], block)
+            skipped = max(begin - start, 0)
+            yield start + skipped, stop, block[skipped:]
+
+    def _write_share(
+        self, bounds: Range, part: Buffer, counts: Buffer, apply: Apply | None
+    ) -> None:
+        """Write the sums of a share, by its packed counts."""
+        first, end = bounds
+        for lo in range(first, end, BLOCK):
+            hi = min(lo + BLOCK, end)
+            packed = part[self.form.packed(lo - first) : self.form.packed(hi - first)]
+            block = counts[: hi - lo]
+            self.codec.unpack_counts(packed, block, len(self.form.senders))
+            self._write(block, lo, hi, apply)
+
+    def _write(self, counts: Buffer, lo: int, hi: int, apply: Apply | None) -> None:
+        """Write the sums of elements ``[lo, hi)``, and update them."""
+        out, senders = self.receive[lo:hi], len(self.form.senders)
+        self.codec.finish(counts, senders, out)
+        if self.divides:
+            out /= np.float32(senders)
+        self.padding.clear(lo, out)
+        if apply is not None:
+            apply(lo, hi)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The elements that ranks decode, and the bytes that they read for it: equal on all ranks.
+
+    Attributes
+    ----------
+    codec : CountedCodec
+    senders : frozenset of int
+    decoded : sequence of (int, int)
+        The elements of each rank; in two steps, those whose codes the rank counts.
+    two_steps : bool
+    """
+
+    codec: CountedCodec
+    senders: frozenset[int]
+    decoded: Sequence[Range]
+    two_steps: bool
+
+    def codes(self, reader: int, owner: int) -> Range | None:
+        """Return the bytes of an owner's payload that a reader needs."""
+        lo, hi = self.decoded[reader]
+        if lo == hi or owner not in self.senders:
+            return None
+        return self.codec.nbytes(_word(lo, self.codec.unit)), self.codec.nbytes(hi)
+
+    def counts(self, reader: int, owner: int) -> Range | None:
+        """Return the bytes of an owner's packed counts that a reader needs: all of them."""
+        lo, hi = self.decoded[owner]
+        return None if lo == hi else (0, self.packed(hi - lo))
+
+    def packed(self, count: int) -> int:
+        """Return the bytes of the packed counts of as many elements."""
+        return self.codec.packed_nbytes(count, len(self.senders))
+
+    def sent(self, rank: int) -> int:
+        """Return the bytes that other ranks read of a rank in a launch."""
+        reads = [self.codes, self.counts] if self.two_steps else [self.codes]
+        peers = [reader for reader in range(len(self.decoded)) if reader != rank]
+        found = [read(reader, rank) for read in reads for reader in peers]
+        return sum(bounds[1] - bounds[0] for bounds in found if bounds is not None)
+
+
+def form_of(
+    codec: CountedCodec,
+    count: int,
+    senders: frozenset[int],
+    to: To,
+    size: int,
+    nodes: Nodes | None,
+) -> Form:
+    """Return the form of a sum of `count` elements over `size` ranks.
+
+    Parameters
+    ----------
+    codec : CountedCodec
+    count : int
+    senders : frozenset of int
+    to : To
+    size : int
+    nodes : sequence of sequence of int, or None
+        The ranks of each node, if the ranks of a node share the result.
+    """
+    bits = codec.nbytes(codec.unit) * 8 // codec.unit
+    # To all, a rank sends `size - 1` payloads; in two steps about one, and its share of counts.
+    saves = bits * size > bits + codec.width(len(senders))
+    two_steps = False
+    if to.divided or to.root is not None:
+        decoded = [to.part(rank, count) if to.receives(rank) else (0, 0) for rank in range(size)]
+    elif nodes is not None:
+        parts = [zip(each, slices(count, len(each), codec.unit), strict=True) for each in nodes]
+        decoded = [part for _, part in sorted(chain.from_iterable(parts))]
+    elif saves and codec.nbytes(count) > SHORT_BYTES:
+        decoded, two_steps = slices(count, size, codec.unit), True
+    else:
+        decoded = [(0, count)] * size
+    return Form(codec, senders, decoded, two_steps)
+
+
+def _word(element: int, unit: int) -> int:
+    """Return the first element of the word that has the code of an element."""
+    return element // unit * unit

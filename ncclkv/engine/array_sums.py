@@ -1,0 +1,98 @@
+"""Sums of the arrays of one key in one process, each encoded by itself: one class for each form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from ncclkv.arrays.dtypes import named
+from ncclkv.comm.programs.coded_sum import BLOCK
+from ncclkv.compress.base import CountedCodec
+from ncclkv.compress.half import Half
+from ncclkv.engine.saturation import Saturation
+from ncclkv.kernels.base import Array, Arrays, Kernels
+from ncclkv.table.bucket import Entry
+
+ResidualOf = Callable[[int], Array]
+"""Returns the residual of an array, by its position in the push."""
+
+
+class ArraySum(Protocol):
+    """The sum of the arrays of a key."""
+
+    def add(self, entry: Entry, arrays: Arrays, residual_of: ResidualOf, out: Array) -> None:
+        """Encode each array of a key, and decode their sum.
+
+        Parameters
+        ----------
+        entry : Entry
+        arrays : sequence of ndarray, shape (n,)
+            `out` may be one of them.
+        residual_of : callable
+        out : ndarray, shape (n,)
+            Receives the sum; n is above 0.
+        """
+
+
+class CountedArrays:
+    """Sums of codes that are counted."""
+
+    def __init__(self, codec: CountedCodec, saturation: Saturation) -> None:
+        self._codec = codec
+        self._saturation = saturation
+        self._payloads = _Memory(np.dtype(np.uint8))
+        self._counts = np.empty(BLOCK, np.uint16)
+
+    def add(self, entry: Entry, arrays: Arrays, residual_of: ResidualOf, out: Array) -> None:
+        codec, count = self._codec, out.size
+        payloads = self._payloads.arrays(len(arrays), codec.nbytes(count))
+        beyond = [
+            codec.encode(array, residual_of(index), payload)
+            for index, (array, payload) in enumerate(zip(arrays, payloads, strict=True))
+        ]
+        self._saturation.note(codec, [entry], [max(beyond)], arrays[0])
+        for lo in range(0, count, BLOCK):
+            hi = min(lo + BLOCK, count)
+            start, stop = codec.nbytes(lo), codec.nbytes(hi)
+            counts = self._counts[: hi - lo]
+            codec.count_sum([payload[start:stop] for payload in payloads], counts)
+            codec.finish(counts, len(arrays), out[lo:hi])
+
+
+class HalfArrays:
+    """Sums of arrays of 16-bit floats."""
+
+    def __init__(self, codec: Half, kernels: Kernels, op: str) -> None:
+        self._codec = codec
+        self._kernels = kernels
+        self._op = op
+        self._payloads = _Memory(named(codec.wire_dtype, codec.name))
+
+    def add(self, entry: Entry, arrays: Arrays, residual_of: ResidualOf, out: Array) -> None:
+        payloads = self._payloads.arrays(len(arrays), out.size)
+        keeps = self._codec.keeps_residual
+        for index, (array, payload) in enumerate(zip(arrays, payloads, strict=True)):
+            self._codec.encode(array, residual_of(index) if keeps else None, payload)
+        # The division of an average is over ranks, not over the arrays of one.
+        op = "sum" if self._op == "avg" else self._op
+        self._kernels.reduce(payloads, payloads[0], op)
+        self._codec.decode(payloads[0], out)
+
+
+class _Memory:
+    """Arrays of one dtype, which the next key uses again."""
+
+    def __init__(self, dtype: np.dtype[np.generic]) -> None:
+        self._dtype = dtype
+        self._arrays: list[Array] = []
+
+    def arrays(self, number: int, count: int) -> list[Array]:
+        """Return a number of arrays of `count` elements."""
+        while len(self._arrays) < number:
+            self._arrays.append(np.empty(0, self._dtype))
+        for index in range(number):
+            if self._arrays[index].size < count:
+                self._arrays[index] = np.empty(count, self._dtype)
+        return [array[:count] for array in self._arrays[:number]]

@@ -1,0 +1,69 @@
+"""`CodedReduction`: sums over ranks of encoded gradients, whose rest stays in residuals."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ncclkv.comm.base import Collective, Communicator
+from ncclkv.comm.programs.coded_sum import CodedSum, form_of
+from ncclkv.comm.types import Buffer
+from ncclkv.compress.base import CountedCodec
+from ncclkv.compress.entries import Bounds, Padding, encode_entries
+from ncclkv.engine.reduction import Senders, Span
+from ncclkv.engine.residuals import Residuals
+from ncclkv.engine.saturation import Saturation
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class CodedReduction:
+    """The reduction of the keys of a store that have one codec.
+
+    A launch encodes, and so changes residuals: a flush that is skipped launches nothing.
+
+    Parameters
+    ----------
+    comm : Communicator
+    codec : CountedCodec
+    residuals : Residuals
+    saturation : Saturation
+    """
+
+    def __init__(
+        self, comm: Communicator, codec: CountedCodec, residuals: Residuals, saturation: Saturation
+    ) -> None:
+        self.codec = codec
+        self._comm = comm
+        self._residuals = residuals
+        self._saturation = saturation
+
+    def prepare(
+        self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
+    ) -> Collective:
+        comm, codec, count = self._comm, self.codec, span.hi - span.lo
+        bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in span.entries]
+        ranks = frozenset(range(comm.size)) if senders is None else senders
+        nodes = comm.nodes if span.node_shared else None
+        form = form_of(codec, count, ranks, span.to, comm.size, nodes)
+        payload, packed = comm.allocate(codec.nbytes(count)), _NOTHING
+        if form.two_steps:
+            lo, hi = form.decoded[comm.rank]
+            packed = comm.allocate(form.packed(hi - lo))
+        encode = partial(self._encode, span, bounds, payload) if comm.rank in ranks else None
+        padding = Padding(bounds, count)
+        coded = CodedSum(codec, encode, payload, padding, receive, form, op == "avg", packed)
+        return comm.program(
+            coded.steps,
+            what=f"a {codec.name} sum",
+            nbytes=payload.nbytes,
+            sent=partial(form.sent, comm.rank),
+        )
+
+    def _encode(self, span: Span, bounds: Bounds, payload: Buffer) -> None:
+        """Encode the gradients of a span into the payload that this rank sends."""
+        entries, of = span.entries, self._residuals.of
+        residuals = [of(entry.spec) for entry in entries]
+        beyond = encode_entries(self.codec, bounds, span.gradients, residuals, payload)
+        self._saturation.note(self.codec, entries, beyond, span.gradients)

@@ -1,0 +1,78 @@
+"""`HalfReduction`: sums over ranks of gradients that are rounded to 16 bits."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ncclkv.arrays.dtypes import named
+from ncclkv.comm.base import Collective, Communicator
+from ncclkv.comm.types import Apply, Buffer, Work
+from ncclkv.compress.half import Half
+from ncclkv.engine.reduction import Senders, Span
+from ncclkv.engine.residuals import Residuals
+
+
+class HalfReduction:
+    """The reduction of the keys of a store whose gradients are sent in 16 bits.
+
+    Its sums are those of 16-bit arrays, so a node sends as many bytes as its ranks would.
+
+    Parameters
+    ----------
+    comm : Communicator
+    codec : Half
+    residuals : Residuals
+        Of what the rounding loses, if the codec keeps it.
+    """
+
+    def __init__(self, comm: Communicator, codec: Half, residuals: Residuals) -> None:
+        self._comm = comm
+        self._codec = codec
+        self._residuals = residuals
+        self._dtype = named(codec.wire_dtype, codec.name)
+
+    def prepare(
+        self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
+    ) -> Collective:
+        comm, count = self._comm, span.hi - span.lo
+        payload = comm.allocate(count * self._dtype.itemsize).view(self._dtype)
+        total = comm.allocate(payload.nbytes).view(self._dtype)
+        divisor = None
+        if senders is not None and op == "avg":
+            op, divisor = "sum", len(senders)
+        inner = comm.reduction(payload, total, op, to=span.to, sharded_update=span.node_shared)
+        rests = senders is not None and comm.rank not in senders
+        encode = partial(self._encode, span, payload, rests=rests)
+
+        def start(apply: Apply | None) -> Work:
+            encode()
+            return inner.launch(partial(self._decode, total, receive, divisor, apply))
+
+        return Collective(start, lambda: inner.wire_bytes)
+
+    def _encode(self, span: Span, payload: Buffer, *, rests: bool) -> None:
+        """Round the gradients of a span; the residual of a rank that rests stays as it is."""
+        if rests or not self._codec.keeps_residual:
+            self._codec.encode(span.gradients, None, payload)
+            return
+        for entry in span.entries:
+            part = slice(entry.lo - span.lo, entry.hi - span.lo)
+            residual = self._residuals.of(entry.spec)
+            self._codec.encode(span.gradients[part], residual, payload[part])
+
+    def _decode(
+        self,
+        total: Buffer,
+        receive: Buffer,
+        divisor: int | None,
+        apply: Apply | None,
+        lo: int,
+        hi: int,
+    ) -> None:
+        """Write elements ``[lo, hi)`` of the sum, and update them."""
+        out = receive[lo:hi]
+        self._codec.decode(total[lo:hi], out)
+        if divisor is not None:
+            self._comm.kernels.divide(out, divisor)
+        if apply is not None:
+            apply(lo, hi)

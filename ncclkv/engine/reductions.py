@@ -1,0 +1,145 @@
+"""`Reductions`: chooses the reduction of each key of a store, by the codecs in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+from ncclkv.comm.base import Communicator
+from ncclkv.compress.base import Codec
+from ncclkv.engine.array_reduction import ArrayReduction, StagedArrays
+from ncclkv.engine.array_sums import ArraySum, CountedArrays, HalfArrays
+from ncclkv.engine.codec_rules import CodecRule
+from ncclkv.engine.coded_reduction import CodedReduction
+from ncclkv.engine.half_reduction import HalfReduction
+from ncclkv.engine.reduction import DenseReduction, Reduction
+from ncclkv.engine.residuals import Residuals
+from ncclkv.engine.saturation import Saturation
+from ncclkv.kernels.base import Arrays
+from ncclkv.table.bucket import Bucket
+from ncclkv.table.registry import Key, KeySpec
+
+
+class Reductions:
+    """The reductions of one store.
+
+    Parameters
+    ----------
+    comm : Communicator
+    each_array_sends : bool
+        Whether each array of a key is encoded by itself, with a residual of its own, as in stores
+        of one process; else the arrays of a rank are added first.
+
+    Attributes
+    ----------
+    comm : Communicator
+    dense : DenseReduction
+        The reduction of keys that are not encoded.
+    rules : list of CodecRule
+        The last rule that matches a key counts.
+    residuals : Residuals
+    saturation : Saturation
+    """
+
+    def __init__(self, comm: Communicator, *, each_array_sends: bool = False) -> None:
+        self.dense = DenseReduction(comm)
+        self.rules: list[CodecRule] = []
+        self.residuals = Residuals(comm.kernels)
+        self.saturation = Saturation(comm.rank)
+        self.comm = comm
+        self._staged = StagedArrays() if each_array_sends else None
+        self._made: dict[Codec, Reduction] = {}
+        self._chosen: dict[Key, Codec] = {}
+
+    def add(self, rule: CodecRule) -> None:
+        """Put a rule in force; it counts before all earlier rules."""
+        if rule.for_all:
+            self.rules.clear()
+        self.rules.append(rule)
+
+    def rule(self, key: Key) -> CodecRule | None:
+        """Return the rule in force for a key."""
+        return next((rule for rule in reversed(self.rules) if rule.matches(key)), None)
+
+    def codec(self, spec: KeySpec) -> Codec | None:
+        """Return the codec of a key; None if the key is not encoded."""
+        rule = self.rule(spec.key)
+        return rule.codec if rule is not None and rule.encodes(spec) else None
+
+    def choose(self, bucket: Bucket) -> dict[Key, Reduction]:
+        """Return the reductions of the keys of a bucket that are encoded.
+
+        A residual stays while its key keeps the type of its codec.
+        """
+        found: dict[Key, Reduction] = {}
+        for entry in bucket.entries:
+            key, codec = entry.key, self.codec(entry.spec)
+            before = self._chosen.pop(key, None)
+            if before is not codec:
+                self.saturation.drop([key])
+            if codec is None or (before is not None and before.name != codec.name):
+                self.residuals.drop([key])
+            if codec is not None:
+                self._chosen[key] = codec
+                if codec.keeps_residual:
+                    self.residuals.of(entry.spec)  # allocated here, not in the middle of a push
+                found[key] = self._reduction(codec)
+        return found
+
+    def _reduction(self, codec: Codec) -> Reduction:
+        """Return the reduction of all keys that have a codec."""
+        if codec not in self._made:
+            self._made[codec] = self._make(codec)
+        return self._made[codec]
+
+    def _make(self, codec: Codec) -> Reduction:
+        """Make the reduction of a codec: over ranks, or of the arrays of this process."""
+        over_ranks, of_arrays = FORMS[codec.name]
+        if self._staged is None:
+            return over_ranks(self, codec)
+        sums = partial(of_arrays, self, codec)
+        return ArrayReduction(self.comm, codec, sums, self.residuals, self._staged)
+
+    # Arrays that are encoded one by one
+
+    def stage(self, key: Key, arrays: Arrays) -> None:
+        """Keep the arrays of a push of a key, if each of them is encoded by itself."""
+        if self._staged is not None:
+            self._staged.stage(key, arrays)
+
+    def drop_staged(self, keys: Iterable[Key]) -> None:
+        """Forget the arrays of pushes that are dropped."""
+        if self._staged is not None:
+            self._staged.drop(keys)
+
+
+class Form(NamedTuple):
+    """The sums of codecs of one kind, in a store.
+
+    Attributes
+    ----------
+    over_ranks : callable
+        Returns the reduction over ranks.
+    of_arrays : callable
+        Returns the sums of arrays in one process by an op.
+    """
+
+    over_ranks: Callable[[Reductions, Any], Reduction]
+    of_arrays: Callable[[Reductions, Any, str], ArraySum]
+
+
+_COUNTED = Form(
+    lambda store, codec: CodedReduction(store.comm, codec, store.residuals, store.saturation),
+    lambda store, codec, op: CountedArrays(codec, store.saturation),
+)
+_HALF = Form(
+    lambda store, codec: HalfReduction(store.comm, codec, store.residuals),
+    lambda store, codec, op: HalfArrays(codec, store.comm.kernels, op),
+)
+
+FORMS: dict[str, Form] = {
+    **dict.fromkeys(("1bit", "2bit"), _COUNTED),
+    **dict.fromkeys(("fp16", "bf16"), _HALF),
+}
+"""The sums of each type of codec."""

@@ -1,0 +1,96 @@
+"""`Saturation`: warns of gradients that are larger than what their codes can send.
+
+An element of 2bit sends at most one threshold a push.  Where gradients are larger, residuals grow
+from push to push, and the training fails without an error.  A codec counts the residuals beyond its
+bound while it encodes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ncclkv.compress.base import CountedCodec
+from ncclkv.kernels.base import Array
+from ncclkv.table.bucket import Entry
+from ncclkv.table.names import listed
+from ncclkv.table.registry import Key
+
+_log = logging.getLogger("ncclkv")
+
+FIRST, EVERY = 10, 100
+"""The launch of a range after which residuals are looked at first, and launches between looks."""
+
+SHARE = 0.02
+"""Share of a key's residuals beyond the bound from which the key is warned of."""
+
+
+class Saturation:
+    """The residuals of each key that stay beyond the bound of its codec, on this rank.
+
+    Parameters
+    ----------
+    rank : int
+        Rank 0 warns, of each key once.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._warns = rank == 0
+        self._launches: dict[Key, int] = {}
+        self._beyond: dict[Key, int] = {}
+        self._warned: set[Key] = set()
+
+    def share(self, key: Key, size: int) -> float:
+        """Return the share of a key's `size` residuals that its last launch left beyond."""
+        return self._beyond.get(key, 0) / size if size else 0.0
+
+    def note(
+        self, codec: CountedCodec, entries: Sequence[Entry], beyond: Sequence[int], gradients: Array
+    ) -> None:
+        """Note a launch of a range, and warn of its keys if many residuals are beyond the bound.
+
+        Parameters
+        ----------
+        codec : CountedCodec
+        entries : sequence of Entry
+            The keys of the range, at least one.
+        beyond : sequence of int
+            Residuals beyond the bound, of each key.
+        gradients : ndarray
+            The gradients of the range.
+        """
+        keys = [entry.key for entry in entries]
+        self._beyond.update(zip(keys, beyond, strict=True))
+        launches = self._launches[keys[0]] = self._launches.get(keys[0], 0) + 1
+        if self._warns and (launches == FIRST or launches % EVERY == 0):
+            self._look(codec, entries, beyond, gradients)
+
+    def _look(
+        self, codec: CountedCodec, entries: Sequence[Entry], beyond: Sequence[int], gradients: Array
+    ) -> None:
+        """Warn of the keys of which many residuals are beyond the bound."""
+        shares = {
+            entry.key: count / entry.spec.size
+            for entry, count in zip(entries, beyond, strict=True)
+            if count > SHARE * entry.spec.size and entry.key not in self._warned
+        }
+        if not shares:
+            return
+        self._warned.update(shares)
+        _log.warning(
+            "ncclkv: %s of %s: %.0f %% of the residuals are beyond %g, and grow: %s",
+            codec.name,
+            listed(list(shares)),
+            100 * max(shares.values()),
+            codec.bound,
+            codec.advice(float(np.sqrt(np.mean(np.square(gradients, dtype=np.float64))))),
+        )
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Forget the launches of keys whose codec has changed."""
+        for key in keys:
+            self._launches.pop(key, None)
+            self._beyond.pop(key, None)
+            self._warned.discard(key)
