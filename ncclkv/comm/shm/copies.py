@@ -1,17 +1,20 @@
-"""Copies of short arrays for neighbours that cannot map the arrays: the memory of a program.
+"""Copies of short arrays, which neighbours of a rank read: the memory of a program.
 
-A program copies what it publishes, so a rank sends no message to its neighbours.  Two copies are
-used in turn: neighbours may read a copy while the next is made.  A window of MPI has no memory for
-copies, so its ranks exchange messages.
+A copy takes less time than a wait until all neighbours have read, and neighbours need not be able
+to map the array.  Two copies are used in turn: neighbours may read a copy while the next is made.
+A window of MPI has no memory for copies, so its ranks exchange messages.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import numpy as np
 
 from ncclkv.comm.buffers import allocate
 from ncclkv.comm.shm.allocator import Offset
 from ncclkv.comm.shm.node import Node
+from ncclkv.comm.shm.sequence import CollectiveSlot
 from ncclkv.comm.shm.staging import INLINE_BYTES
 from ncclkv.comm.types import Buffer
 
@@ -56,7 +59,7 @@ class ProgramCopies:
 
 
 class CopyPool:
-    """Lends `ProgramCopies` to the programs in flight.
+    """Lends `ProgramCopies` to programs; the oldest copies are lent again once nobody reads them.
 
     Parameters
     ----------
@@ -65,12 +68,14 @@ class CopyPool:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._spare: list[ProgramCopies] = []
+        self._used: deque[tuple[ProgramCopies, CollectiveSlot]] = deque()
 
     def take(self) -> ProgramCopies:
         """Return copies that no program uses."""
-        return self._spare.pop() if self._spare else ProgramCopies(self._node)
+        if self._used and self._used[0][1].is_complete():
+            return self._used.popleft()[0]
+        return ProgramCopies(self._node)
 
-    def give_back(self, copies: ProgramCopies) -> None:
-        """Keep the copies of a program that all ranks of the node have completed."""
-        self._spare.append(copies)
+    def give_back(self, copies: ProgramCopies, slot: CollectiveSlot) -> None:
+        """Keep the copies of a program, which others use once all ranks are done with its slot."""
+        self._used.append((copies, slot))

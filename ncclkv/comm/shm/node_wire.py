@@ -1,13 +1,14 @@
 """`NodeWire`: the wire of ranks that share memory; neighbours read each other's arrays in place.
 
 In its k-th read each rank publishes where its array is, and then phase k.  All ranks of the node
-wait for phase k, and read.  An array that neighbours cannot map is copied if it is short, and sent
-to each neighbour if it is long.  Parts of other nodes are messages.
+wait for phase k, and read.  A short array is copied: the rank then waits for no reader.  A long
+array that neighbours cannot map is sent to each.  Parts of other nodes are messages.
 
 **Order.**  A rank makes its next read when it needs the parts of the last one no more.  So a rank
 that has waited for phase k + 1 knows that nobody reads what it published in phase k.  The array
-may then be written.  Read k + 2 uses the same words of the header, and the same copy.  After its
-last read a rank waits until all are done, so all arrays may be written after the program.
+may then be written.  Read k + 2 uses the same words of the header, and the same copy.  If the last
+array is read in place, the program ends when all ranks are done with it.  A copy may still be read
+after the program, and the next program uses other copies.
 
 **Differing calls.**  The ranks of a node compare their headers in the first read, and each names
 the difference itself.  A rank that has found a difference sends empty messages to other nodes: so
@@ -63,6 +64,7 @@ class NodeWire(Wire):
         self._far = [peer for peer in self.peers if peer not in indices]
         self._reads = 0
         self._compared = False
+        self._lent = False  # whether neighbours read the array of the last read in place
 
     @property
     def nodes(self) -> Sequence[Sequence[int]]:
@@ -92,9 +94,9 @@ class NodeWire(Wire):
             raise
         yield from self._enter()
         self._slot.publish(DONE)
-        if self._reads and not self._slot.all_reached(DONE):
+        self._pool.give_back(self._copies, self._slot)
+        if self._lent and not self._slot.all_reached(DONE):
             yield self._slot.stragglers(DONE)
-        self._pool.give_back(self._copies)
 
     def _enter(self) -> Steps:
         """Wait until all ranks are done with the collective that had this slot before."""
@@ -127,10 +129,10 @@ class NodeWire(Wire):
     def _place(self, own: Buffer) -> Place | None:
         """Return where neighbours find an array, or a copy of it; None if they cannot map it."""
         shared = self._node.shared_offset_of(own)
-        if shared is not None:
-            return Place(shared, shared=True)
-        offset = self._node.offset_of(own) or self._copies.make(self._reads % 2, own)
-        return None if offset is None else Place(offset, shared=False)
+        copy = None if shared else self._copies.make(self._reads % 2, own)
+        offset = shared or copy or self._node.offset_of(own)
+        self._lent = copy is None and offset is not None
+        return None if offset is None else Place(offset, shared is not None)
 
     def _publish(self, turn: int, place: Place | None) -> Steps:
         """Publish the place of this rank's array, and wait until all ranks have done so."""

@@ -33,6 +33,22 @@ MUTANTS = (
         tests=(Selection("0", "unit/comm/shm/test_shared_gather.py"),),
     ),
     Mutant(
+        name="a-program-ends-before-its-readers",
+        file="ncclkv/comm/shm/node_wire.py",
+        old="            yield self._slot.stragglers(DONE)\n",
+        new="            yield []\n",
+        why="an array is written while neighbours read it",
+        tests=(Selection("0", "unit/comm/shm/test_node_wire.py"),),
+    ),
+    Mutant(
+        name="copies-of-a-program-are-lent-while-read",
+        file="ncclkv/comm/shm/copies.py",
+        old="        if self._used and self._used[0][1].is_complete():\n",
+        new="        if self._used:\n",
+        why="a later program writes what neighbours still read",
+        tests=(Selection("0", "unit/comm/shm/test_node_wire.py"),),
+    ),
+    Mutant(
         name="wait-of-a-work-does-nothing",
         file=WORK,
         old="                self._streams.wait(self._streams.current(), event)\n",

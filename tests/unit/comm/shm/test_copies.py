@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from ncclkv.comm.shm import copies
 from ncclkv.comm.shm.allocator import Offset
 from ncclkv.comm.shm.copies import CopyPool, ProgramCopies
 from ncclkv.comm.shm.staging import INLINE_BYTES
@@ -92,6 +93,9 @@ def test_the_pool_lends_what_it_got_back() -> None:
     pool = CopyPool(OneNode())  # type: ignore[arg-type]
     one, other = pool.take(), pool.take()
     assert one is not other
-    pool.give_back(one)
+    read = True
+    pool.give_back(one, SimpleNamespace(is_complete=lambda: not read))  # type: ignore[arg-type]
+    assert pool.take() not in (one, other)
+    read = False
     assert pool.take() is one
-    assert isinstance(pool.take(), copies.ProgramCopies)
+    assert pool.take() not in (one, other)

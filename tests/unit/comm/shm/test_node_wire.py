@@ -167,26 +167,33 @@ def test_results_are_correct(
 
 
 @pytest.mark.parametrize(
-    ("place", "phase", "nodes"),
+    ("count", "phase", "nodes"),
     [
-        (mapped, ENTERED, ""),
-        (mapped, ENTERED + 2, ""),
-        (mapped, DONE, ""),
-        (plain, ENTERED, ""),
-        (plain, ENTERED + 2, ""),
-        (plain, DONE, ""),
-        (mapped, ENTERED + 2, "2"),
-        (mapped, DONE, "2"),
+        (SHORT, ENTERED, ""),
+        (SHORT, ENTERED + 2, ""),
+        (SHORT, ENTERED + 2, "2"),
+        (LONG, ENTERED, ""),
+        (LONG, ENTERED + 2, ""),
+        (LONG, ENTERED + 2, "2"),
+        (LONG, DONE, ""),
+        (LONG, DONE, "2"),
     ],
 )
 def test_without_a_phase_results_are_wrong(
-    monkeypatch: pytest.MonkeyPatch, place: Memory, phase: int, nodes: str
+    monkeypatch: pytest.MonkeyPatch, count: int, phase: int, nodes: str
 ) -> None:
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", nodes)
     late_headers(monkeypatch)
     leave_out(monkeypatch, phase)
     with pytest.raises(Exception, match=WRONG):
-        testing.run_ranks(RANKS, together, place, SHORT, timeout=TIMEOUT)
+        testing.run_ranks(RANKS, together, mapped, count, timeout=TIMEOUT)
+
+
+def test_copies_that_neighbours_still_read_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CollectiveSlot, "is_complete", lambda slot: True)
+    late_headers(monkeypatch)
+    with pytest.raises(Exception, match=WRONG):
+        testing.run_ranks(RANKS, together, plain, SHORT, timeout=TIMEOUT)
 
 
 def test_words_of_a_header_that_are_written_out_of_turn_are_wrong(
@@ -204,7 +211,7 @@ def test_words_of_a_header_that_are_written_out_of_turn_are_wrong(
     monkeypatch.setattr(header, "place", place)
     late_headers(monkeypatch)
     with pytest.raises(Exception, match=WRONG):
-        testing.run_ranks(RANKS, together, mapped, SHORT, timeout=TIMEOUT)
+        testing.run_ranks(RANKS, together, mapped, LONG, timeout=TIMEOUT)
 
 
 def test_copies_that_are_made_out_of_turn_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
