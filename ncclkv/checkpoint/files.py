@@ -8,7 +8,7 @@ its pieces alone: a whole tensor may be in any file.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -151,11 +151,15 @@ class Assembly:
     files : iterable of File
     wanted : mapping of Tensor by name
         All tensors of the checkpoint.
+    passing : collection of str
+        Names of tensors that are not kept in memory: their files are read again.
 
     Attributes
     ----------
     arrays : dict of ndarray
         The tensors by name; those in pieces may be incomplete until all files are added.
+    passed : list of File
+        The files with passing tensors.
 
     Raises
     ------
@@ -163,9 +167,17 @@ class Assembly:
         As for `check_pieces`.
     """
 
-    def __init__(self, files: Iterable[File], wanted: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        files: Iterable[File],
+        wanted: Mapping[str, Tensor],
+        passing: Collection[str] = (),
+    ) -> None:
         self.arrays: dict[str, Array] = {}
+        self.passed: list[File] = []
         self._wanted = wanted
+        self._passing = passing
+        self._found: set[str] = set()
         divided = check_pieces(files, wanted)
         self._whole = {name: form for name, form in wanted.items() if name not in divided}
 
@@ -190,23 +202,38 @@ class Assembly:
             if piece.name not in rest:
                 raise DamagedCheckpoint(f"it lacks {piece.name}, which checkpoint.json lists")
             array = rest.pop(piece.name)
+            if piece.tensor in self._passing:
+                continue
             if piece.tensor not in self.arrays:
                 self.arrays[piece.tensor] = np.empty(*self._wanted[piece.tensor])
             self.arrays[piece.tensor].reshape(-1)[piece.lo : piece.hi] = array
-        if not self.arrays.keys().isdisjoint(rest):
-            twice = min(self.arrays.keys() & rest.keys())
+        if not self._found.isdisjoint(rest):
+            twice = min(self._found & rest.keys())
             raise DamagedCheckpoint(f"it has the tensor {twice}, which an earlier file has")
-        self.arrays.update(rest)
+        self._found.update(rest, (piece.tensor for piece in file.pieces))
+        self.arrays.update((name, rest[name]) for name in rest if name not in self._passing)
+        if self.passing(file, found):
+            self.passed.append(file)
+
+    def passing(self, file: File, found: Mapping[str, Array]) -> list[tuple[Piece, Array]]:
+        """Return the passing tensors of a file, flat, whole or in pieces."""
+        pieces = [(piece, found[piece.name]) for piece in file.pieces]
+        wholes = [(Piece(name, 0, array.size), array) for name, array in found.items()]
+        return [
+            (piece, array.reshape(-1))
+            for piece, array in [*pieces, *wholes]
+            if piece.tensor in self._passing
+        ]
 
     def complete(self) -> dict[str, Array]:
-        """Return all tensors.
+        """Return all tensors but the passing ones.
 
         Raises
         ------
         DamagedCheckpoint
             When no file has a tensor.
         """
-        if self.arrays.keys() != self._wanted.keys():
-            missing = min(self._wanted.keys() - self.arrays.keys())
+        if self._found != self._wanted.keys():
+            missing = min(self._wanted.keys() - self._found)
             raise DamagedCheckpoint(f"none of its files has the tensor {missing}")
         return self.arrays

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ncclkv.arrays.dtypes import dtype_name
+from ncclkv.checkpoint import residuals
+from ncclkv.checkpoint.residuals import CompressionManifest
 from ncclkv.checkpoint.strict_json import ANY, DamagedCheckpoint, by_key, check_form
 from ncclkv.checkpoint.tensors import Tensor, tensor
 from ncclkv.table.registry import Key, KeySpec
@@ -49,6 +51,7 @@ _FORM = {
     "optimizer": ANY,
     "updater": ANY,
     "updater_by_rank": ANY,
+    "compression": ANY,
     "run": str,
 }
 _OWNED = {"states": list, "owners": list}
@@ -126,6 +129,8 @@ class Manifest:
         Id of the store that saved it, 32 hexadecimal digits.
     owned : OwnedStates or None
         States of an updater object, in place of `updater`, if each rank has another state.
+    compression : CompressionManifest or None
+        The residuals of gradients that are compressed; None without residuals.
     """
 
     step: int
@@ -136,6 +141,7 @@ class Manifest:
     updater: UpdaterState | None
     run: str
     owned: OwnedStates | None = None
+    compression: CompressionManifest | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the checkpoint, by name."""
@@ -152,7 +158,11 @@ class Manifest:
             for index, item in enumerate(state.values()):
                 if isinstance(item, Tensor):
                     found[updater_name(index, rank)] = item
-        return found
+        return {**found, **self.residuals()}
+
+    def residuals(self) -> dict[str, Tensor]:
+        """Return the tensors of residuals, by name."""
+        return residuals.residual_tensors(self.compression, [key.spec.shape for key in self.keys])
 
 
 def value_name(index: int) -> str:
@@ -193,6 +203,7 @@ def to_plain(manifest: Manifest) -> dict[str, Any]:
         "updater_by_rank": None
         if owned is None
         else {"states": [*map(_state_to_plain, owned.states)], "owners": owned.owners},
+        "compression": residuals.to_plain(manifest.compression),
         "run": manifest.run,
     }
 
@@ -249,6 +260,7 @@ def from_plain(made: Any) -> Manifest:
         None if updater is None else _state(updater),
         run,
         None if made["updater_by_rank"] is None else _owned(made["updater_by_rank"], len(keys)),
+        residuals.from_plain(made["compression"], len(keys)),
     )
 
 

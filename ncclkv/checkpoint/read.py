@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from ncclkv.checkpoint import strict_json
 from ncclkv.checkpoint.directory import MANIFEST, SUMS, generations, named_step, reason
-from ncclkv.checkpoint.files import Assembly, File, from_rows
+from ncclkv.checkpoint.files import Assembly, File, Piece, from_rows
 from ncclkv.checkpoint.manifest import Manifest, from_plain, size_limit
+from ncclkv.checkpoint.residuals import parse_name
 from ncclkv.checkpoint.strict_json import ANY, DamagedCheckpoint, check_form
 from ncclkv.checkpoint.tensors import Array, Tensor, decode
 from ncclkv.checkpoint.write import FORMAT, VERSION, sums_of
@@ -38,11 +39,21 @@ Check = Callable[[Manifest], object]
 
 
 class LoadedCheckpoint(NamedTuple):
-    """A checkpoint in memory."""
+    """A checkpoint in memory, without its residuals.
+
+    Attributes
+    ----------
+    path : str
+    manifest : Manifest
+    arrays : dict of ndarray
+        The tensors by name, but residuals: `read_residuals` reads these.
+    assembly : Assembly
+    """
 
     path: str
     manifest: Manifest
     arrays: dict[str, Array]
+    assembly: Assembly
 
 
 def read(
@@ -147,7 +158,7 @@ def _checkpoint(path: str, check: Check, limit: int) -> Generator[None, None, Lo
                 f"give the directory its old name"
             )
         wanted = manifest.tensors()
-        assembly = Assembly(files, wanted)
+        assembly = Assembly(files, wanted, manifest.residuals())
         _check_sizes(files, wanted)
     check(manifest)
     for file in files:
@@ -157,7 +168,25 @@ def _checkpoint(path: str, check: Check, limit: int) -> Generator[None, None, Lo
         yield
     with _in_file(path):
         arrays = assembly.complete()
-    return LoadedCheckpoint(path, manifest, arrays)
+    return LoadedCheckpoint(path, manifest, arrays, assembly)
+
+
+def read_residuals(loaded: LoadedCheckpoint) -> Iterator[list[tuple[Piece, Array]]]:
+    """Yield the residuals of each file of a loaded checkpoint: whole tensors, and pieces.
+
+    The files are read and checked again: the residuals of all senders may not fit in memory.
+    In a file the residuals of a key are in the order of their senders.
+
+    Raises
+    ------
+    DamagedCheckpoint
+    """
+    for file in loaded.assembly.passed:
+        where = os.path.join(loaded.path, file.name)
+        with _in_file(where):
+            found = _tensors(where, file, loaded.assembly.stored(file))
+        parts = loaded.assembly.passing(file, found)
+        yield sorted(parts, key=lambda part: (parse_name(part[0].tensor), part[0].lo))
 
 
 @contextmanager

@@ -40,6 +40,8 @@ class Reductions:
         The last rule that matches a key counts.
     residuals : Residuals
     saturation : Saturation
+    each_array_sends : bool
+        As given.
     """
 
     def __init__(self, comm: Communicator, *, each_array_sends: bool = False) -> None:
@@ -48,6 +50,7 @@ class Reductions:
         self.residuals = Residuals(comm.kernels)
         self.saturation = Saturation(comm.rank)
         self.comm = comm
+        self.each_array_sends = each_array_sends
         self._staged = StagedArrays() if each_array_sends else None
         self._made: dict[Codec, Reduction] = {}
         self._chosen: dict[Key, Codec] = {}

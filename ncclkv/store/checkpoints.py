@@ -30,14 +30,15 @@ from ncclkv import env
 from ncclkv.arguments import check_count, check_flag, check_length
 from ncclkv.checkpoint import strict_json
 from ncclkv.checkpoint.manifest import Manifest
-from ncclkv.checkpoint.read import read
+from ncclkv.checkpoint.read import LoadedCheckpoint, read
 from ncclkv.checkpoint.run import Run
-from ncclkv.checkpoint.tensors import Array, check_library
+from ncclkv.checkpoint.tensors import check_library
 from ncclkv.checkpoint.write import write
 from ncclkv.engine.fused_rule import FusedRule
 from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component, Context
+from ncclkv.store.residual_states import ResidualStates
 from ncclkv.store.restoring import Restoring
 from ncclkv.store.saving import Saving
 from ncclkv.store.single_rank import run_on_one_rank
@@ -73,9 +74,9 @@ class Checkpoints(Component):
         super().__init__(context)
         self._leader = self._engine.placement.leader
         self._run = Run()
-        updater_states = UpdaterStates(context)
-        self._saving = Saving(context, updater_states)
-        self._restoring = Restoring(context, updater_states)
+        states = UpdaterStates(context), ResidualStates(context)
+        self._saving = Saving(context, *states)
+        self._restoring = Restoring(context, *states)
 
     # Verbs
 
@@ -166,7 +167,7 @@ class Checkpoints(Component):
         """Load a checkpoint into the store."""
         self._calls.record(verb)
         self._engine.settle()
-        arrays: dict[str, Array] = {}
+        found_here: list[LoadedCheckpoint] = []
 
         def work() -> Generator[None, None, tuple[str, Manifest] | None]:
             where = _directory(verb, directory)
@@ -182,14 +183,15 @@ class Checkpoints(Component):
             if loaded is None:
                 return None
             self._run.add(loaded.path, loaded.manifest.run)
-            arrays.update(loaded.arrays)
+            found_here.append(loaded)
             return loaded.path, loaded.manifest
 
         found = run_on_one_rank(self._comm, self._leader, verb, work())
         if found is None:
             return None
         path, manifest = found
-        self._restoring.install(verb, manifest, arrays, values=values)
+        loaded_here = found_here[0] if found_here else None
+        self._restoring.install(verb, manifest, loaded_here, values=values)
         return Loaded(manifest.step, manifest.extra, path)
 
 

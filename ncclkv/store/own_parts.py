@@ -8,6 +8,7 @@ from ncclkv.checkpoint import write
 from ncclkv.checkpoint.files import Piece
 from ncclkv.checkpoint.manifest import state_name, value_name
 from ncclkv.checkpoint.tensors import Array
+from ncclkv.comm.base import Communicator
 from ncclkv.store.context import Component
 from ncclkv.table.registry import KeySpec
 
@@ -42,18 +43,21 @@ class OwnParts(Component):
             if lo == hi and not (leads and spec.size == 0):
                 continue
             if values:
-                yield from self._pieces(spec, value_name(spec.index), slot.weight[lo:hi], lo)
+                tensor = value_name(spec.index)
+                yield from pieces(self._comm, spec, tensor, slot.weight[lo:hi], lo)
             for name, state in self._engine.rule.states(slot).items():
-                yield from self._pieces(spec, state_name(spec.index, name), state, lo)
+                tensor = state_name(spec.index, name)
+                yield from pieces(self._comm, spec, tensor, state, lo)
 
-    def _pieces(
-        self, spec: KeySpec, tensor: str, own: Array, lo: int
-    ) -> Iterator[tuple[str | Piece, Array]]:
-        """Yield elements of a tensor from `lo` on: the whole tensor, or pieces of a file's size."""
-        if own.size == spec.size and own.nbytes <= write.FILE_BYTES:
-            yield tensor, self._comm.to_host(own).reshape(spec.shape)
-            return
-        count = max(1, write.FILE_BYTES // own.dtype.itemsize)
-        for start in range(0, own.size, count):
-            piece = self._comm.to_host(own[start : start + count])
-            yield Piece(tensor, lo + start, lo + start + piece.size), piece
+
+def pieces(
+    comm: Communicator, spec: KeySpec, tensor: str, own: Array, lo: int = 0
+) -> Iterator[tuple[str | Piece, Array]]:
+    """Yield elements of a key's tensor from `lo` on: all of them, or pieces of a file's size."""
+    if own.size == spec.size and own.nbytes <= write.FILE_BYTES:
+        yield tensor, comm.to_host(own).reshape(spec.shape)
+        return
+    count = max(1, write.FILE_BYTES // own.dtype.itemsize)
+    for start in range(0, own.size, count):
+        piece = comm.to_host(own[start : start + count])
+        yield Piece(tensor, lo + start, lo + start + piece.size), piece

@@ -9,6 +9,7 @@ import numpy as np
 
 from ncclkv.arrays.dtypes import dtype_name
 from ncclkv.checkpoint.manifest import Manifest, SavedKey, state_name, value_name
+from ncclkv.checkpoint.read import LoadedCheckpoint, read_residuals
 from ncclkv.checkpoint.tensors import Tensor, batches
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.fused_rule import FusedRule
@@ -19,6 +20,7 @@ from ncclkv.optimizer.restore import check_config, from_config, set_config
 from ncclkv.store.agreement import from_rank, propose
 from ncclkv.store.check import reducible
 from ncclkv.store.context import Component, Context
+from ncclkv.store.residual_states import ResidualStates
 from ncclkv.store.updater_states import UpdaterStates
 from ncclkv.table.registry import KeySpec
 
@@ -32,9 +34,12 @@ _SHOWN = 3
 class Restoring(Component):
     """Checks a checkpoint against the store, and installs it on all ranks."""
 
-    def __init__(self, context: Context, updater_states: UpdaterStates) -> None:
+    def __init__(
+        self, context: Context, updater_states: UpdaterStates, residual_states: ResidualStates
+    ) -> None:
         super().__init__(context)
         self._updater_states = updater_states
+        self._residual_states = residual_states
 
     # Checks before anything is changed
 
@@ -87,12 +92,13 @@ class Restoring(Component):
     # Installation
 
     def install(
-        self, verb: str, manifest: Manifest, arrays: Mapping[str, Array], *, values: bool
+        self, verb: str, manifest: Manifest, loaded: LoadedCheckpoint | None, *, values: bool
     ) -> None:
         """Give the store the content of a checkpoint; collective.
 
-        `arrays` are its tensors, on the leader alone.
+        `loaded` is the checkpoint with its tensors, on the leader alone.
         """
+        arrays: Mapping[str, Array] = {} if loaded is None else loaded.arrays
         registered = len(self._engine.layout.registry)
         new = [] if registered else [key.spec for key in manifest.keys]
 
@@ -112,6 +118,9 @@ class Restoring(Component):
             self._broadcast_values(manifest, arrays, new=bool(new))
         if manifest.optimizer is not None:
             self._broadcast_states(manifest, arrays)
+        if values:
+            files = () if loaded is None else read_residuals(loaded)
+            self._residual_states.install(verb, manifest, files)
 
     def _install_optimizer(
         self, manifest: Manifest, new: Optimizer | None, sealed: Sequence[bool]

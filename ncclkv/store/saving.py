@@ -23,6 +23,7 @@ from ncclkv.checkpoint.manifest import (
     updater_name,
     value_name,
 )
+from ncclkv.checkpoint.residuals import CompressionManifest, residual_name
 from ncclkv.checkpoint.tensors import Array, Tensor
 from ncclkv.checkpoint.write import NamedArrays, write_files
 from ncclkv.comm.destinations import bounds_of
@@ -32,6 +33,7 @@ from ncclkv.store.all_ranks import run_on_all_ranks
 from ncclkv.store.context import Component, Context
 from ncclkv.store.keys import one_key
 from ncclkv.store.own_parts import OwnParts
+from ncclkv.store.residual_states import ResidualStates
 from ncclkv.store.single_rank import request_assistance
 from ncclkv.store.updater_states import Items, UpdaterStates, forms, tensors
 from ncclkv.table.registry import Key, KeySpec
@@ -42,16 +44,19 @@ _log = logging.getLogger("ncclkv")
 class Saving(Component):
     """Makes the content of a checkpoint.
 
-    If each rank updates a part of each bucket, and all ranks share the directory, each rank writes
-    its part to files of its own.  Without such a directory the leader requests the parts, one key
-    after another, and writes all files.
+    If each rank updates a part of each bucket, or has residuals, and all ranks share the directory,
+    each rank writes its part to files of its own.  Without such a directory the leader requests the
+    parts, one key after another, and writes all files.
     """
 
-    def __init__(self, context: Context, updater_states: UpdaterStates) -> None:
+    def __init__(
+        self, context: Context, updater_states: UpdaterStates, residual_states: ResidualStates
+    ) -> None:
         super().__init__(context)
         self._divided = self._engine.placement.divides and self._comm.size > 1
         self._own_parts = OwnParts(context)
         self._updater_states = updater_states
+        self._residual_states = residual_states
         self._items: Items = {}
 
     def manifest(self, step: int, extra: Any, run: str, *, values: bool, config: bool) -> Manifest:
@@ -64,12 +69,14 @@ class Saving(Component):
         run : str
             The identity of the store that saves.
         values : bool
-            Whether the keys' values are saved, and an updater's state.
+            Whether the keys' values are saved, with an updater's state and with residuals.
         config : bool
             Whether the optimizer's hyperparameters are saved.
         """
         keys = tuple(self._saved_key(spec) for spec in self._engine.layout.registry)
-        return Manifest(step, extra, keys, values, self._optimizer(config), None, run)
+        optimizer = self._optimizer(config)
+        residuals = self._residual_states.form() if values else None
+        return Manifest(step, extra, keys, values, optimizer, None, run, compression=residuals)
 
     # Files
 
@@ -80,18 +87,21 @@ class Saving(Component):
 
         The other ranks wait in `run_on_one_rank` with `assist`.
         """
-        if not self._divided:
+        residuals = manifest.compression
+        if not (self._divided or (residuals is not None and self._comm.size > 1)):
             items = self._updater_states.own() if manifest.values else None
             manifest = replace(manifest, updater=forms(items))
-            arrays = [self._arrays(manifest), tensors(items or {})]
-            return manifest, (yield from write_files(folder, chain.from_iterable(arrays)))
+            arrays = self._all_arrays(items or {}, residuals, values=manifest.values)
+            return manifest, (yield from write_files(folder, arrays))
         with marked(folder) as mark:
-            begin = verb, folder, mark, manifest.values
+            begin = verb, folder, mark, manifest.values, residuals
             self._request(verb, "write", *begin)
             states, files = self._write(*begin)
-        if states is not None:
+        if states is not None and self._divided:
             owners = self._updater_states.owners()
             manifest = replace(manifest, owned=OwnedStates(states, owners))
+        elif states is not None:
+            manifest = replace(manifest, updater=states[self._engine.placement.leader])
         if files is None:
             files = yield from write_files(folder, self._gathered(verb, manifest))
         return manifest, files
@@ -107,6 +117,8 @@ class Saving(Component):
             self._write(*arguments)
         elif kind == "state":
             self.gather_states(*arguments)
+        elif kind == "residual":
+            self._residual_states.gather(*arguments)
         else:
             self._gather_item(*arguments)
 
@@ -116,7 +128,12 @@ class Saving(Component):
         request_assistance(self._comm, leader, verb, (kind, arguments))
 
     def _write(
-        self, verb: str, folder: str, mark: str, values: bool
+        self,
+        verb: str,
+        folder: str,
+        mark: str,
+        values: bool,
+        residuals: CompressionManifest | None,
     ) -> tuple[tuple[UpdaterState, ...] | None, list[File] | None]:
         """Write each rank's parts to the leader's folder, if all ranks find it; collective.
 
@@ -130,7 +147,8 @@ class Saving(Component):
 
         def begin() -> Generator[None, None, tuple[bool, UpdaterState | None]]:
             yield
-            items = self._updater_states.own() if values else None
+            owns = self._divided or self._comm.rank == self._engine.placement.leader
+            items = self._updater_states.own() if values and owns else None
             self._items = items or {}
             return has_mark(folder, mark), forms(items)
 
@@ -151,7 +169,11 @@ class Saving(Component):
                     leader,
                 )
             return owned, None
-        arrays = [self._own_parts.arrays(values=values), tensors(self._items, rank)]
+        arrays: list[NamedArrays] = [self._residual_states.own(residuals)]
+        if self._divided:
+            arrays += self._own_parts.arrays(values=values), tensors(self._items, rank)
+        elif rank == leader:
+            arrays = [self._all_arrays(self._items, residuals, values=values)]
         work = write_files(folder, chain.from_iterable(arrays), rank)
         written = run_on_all_ranks(self._comm, verb, work)
         return owned, [file for files in written for file in files]
@@ -184,13 +206,20 @@ class Saving(Component):
                 found[name] = value
         return OptimizerManifest(kind, found)
 
-    def _arrays(self, manifest: Manifest) -> Iterator[tuple[str, Array]]:
+    def _all_arrays(
+        self, items: Items, residuals: CompressionManifest | None, *, values: bool
+    ) -> NamedArrays:
+        """Return all tensors of this rank, which has all values and states."""
+        arrays = self._arrays(values=values), tensors(items), self._residual_states.own(residuals)
+        return chain.from_iterable(arrays)
+
+    def _arrays(self, *, values: bool) -> Iterator[tuple[str, Array]]:
         """Yield the values and states of all keys, of which this rank has all."""
         layout = self._engine.layout
-        for spec, saved, _ in manifest.keys:
-            if manifest.values:
+        for spec in layout.registry:
+            if values:
                 yield self._value(spec)
-            states = self._engine.rule.states(layout[spec.key]) if saved else {}
+            states = self._engine.rule.states(layout[spec.key]) if spec.key in layout else {}
             for name, state in states.items():
                 out = self._comm.to_host(state)
                 yield state_name(spec.index, name), out.reshape(spec.shape)
@@ -203,7 +232,9 @@ class Saving(Component):
 
     def _gathered(self, verb: str, manifest: Manifest) -> NamedArrays:
         """Yield all tensors on the leader, which receives the parts of one key at a time."""
-        for spec, saved, _ in manifest.keys:
+        if not self._divided:
+            yield from self._all_arrays(self._items, None, values=manifest.values)
+        for spec, saved, _ in manifest.keys if self._divided else ():
             if manifest.values:
                 yield self._value(spec)
             if not saved:
@@ -216,6 +247,12 @@ class Saving(Component):
                 if isinstance(item, Tensor):
                     self._request(verb, "item", key, rank)
                     yield updater_name(index, rank), self._gather_item(key, rank)
+        for encoded in manifest.compression.keys if manifest.compression else ():
+            spec = manifest.keys[encoded.key_index].spec
+            for rank in range(encoded.senders):
+                self._request(verb, "residual", spec.key, rank)
+                residual = self._residual_states.gather(spec.key, rank)
+                yield residual_name(spec.index, rank), residual.reshape(spec.shape)
 
     def _gather_item(self, key: Key, rank: int) -> Any:
         """Return an item of the updater's state of a rank; collective."""

@@ -14,6 +14,7 @@ MODULES = (
     "buckets",
     "callbacks",
     "checkpoints",
+    "checkpoints_compressed",
     "checkpoints_divided",
     "checkpoints_refused",
     "reductions",

@@ -28,6 +28,7 @@ PLACED_MODULES = frozenset(
     [
         "callbacks",
         "checkpoints",
+        "checkpoints_compressed",
         "checkpoints_refused",
         "compression",
         "divergence",
@@ -97,6 +98,7 @@ SIZED_MODULES = frozenset(
 SHARED_MODULES = frozenset(
     [
         "checkpoints",
+        "checkpoints_compressed",
         "pending_pushes",
         "missing_pushes",
         "pulls",
@@ -120,6 +122,7 @@ STREAM_MODULES = frozenset(["divergence", "groups", "nonfinite", "norms", "optim
 DIVIDED_MODULES = frozenset(
     [
         "checkpoints",
+        "checkpoints_compressed",
         "compression",
         "norms",
         "optimizers",

@@ -1,0 +1,148 @@
+"""The field ``compression`` of ``checkpoint.json``: the keys with residuals, and their senders.
+
+A residual is the part of a sender's gradients that is not sent yet.  The tensor of a residual is
+named by the index of its key and by its sender, has the shape of the key, and is float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ncclkv.checkpoint.strict_json import DamagedCheckpoint, check_form
+from ncclkv.checkpoint.tensors import Tensor
+from ncclkv.errors import CheckpointError
+
+RANKS, ARRAYS = "ranks", "arrays"
+"""Kinds of senders: ranks, or the arrays of a push in one process, by their positions."""
+
+MOST = 1024 * 1024
+"""Maximum of residuals in a checkpoint: a small forged file may not fill the memory with names."""
+
+_CODEC = re.compile(r"[a-z0-9][a-z0-9_]{0,63}")
+_SCOPES = ("rank", "node")
+_KEY = {"index": int, "codec": str, "scope": str, "senders": int}
+_FORM = {"each": str, "keys": [_KEY]}
+_FLOAT32 = np.dtype(np.float32)
+
+
+class EncodedKey(NamedTuple):
+    """A key whose residuals are in a checkpoint.
+
+    Attributes
+    ----------
+    key_index : int
+        Its position among the keys of the checkpoint.
+    codec : str
+        The type of its codec.
+    scope : str
+        The parameter ``scope`` of its codec.
+    senders : int
+        Number of its residuals.
+    """
+
+    key_index: int
+    codec: str
+    scope: str
+    senders: int
+
+
+class CompressionManifest(NamedTuple):
+    """The residuals of a checkpoint, without their elements.
+
+    Attributes
+    ----------
+    each : str
+        The kind of the senders: `RANKS` or `ARRAYS`.
+    keys : tuple of EncodedKey
+    """
+
+    each: str
+    keys: tuple[EncodedKey, ...]
+
+
+def residual_name(index: int, sender: int) -> str:
+    """Return the tensor name of the residual of a key's sender."""
+    return f"residual.{index}.{sender}"
+
+
+def parse_name(name: str) -> tuple[int, int]:
+    """Return the index and the sender in a tensor's name that `residual_name` has made."""
+    _, index, sender = name.split(".")
+    return int(index), int(sender)
+
+
+def residual_tensors(
+    manifest: CompressionManifest | None, shapes: Sequence[tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Return the tensors of all residuals by name; `shapes` are those of the keys."""
+    return {
+        residual_name(key.key_index, sender): Tensor(shapes[key.key_index], _FLOAT32)
+        for key in (manifest.keys if manifest else ())
+        for sender in range(key.senders)
+    }
+
+
+def check_number(keys: Iterable[EncodedKey]) -> None:
+    """Refuse to save more residuals than `MOST`.
+
+    Raises
+    ------
+    CheckpointError
+    """
+    total = sum(key.senders for key in keys)
+    if total > MOST:
+        raise CheckpointError(
+            f"the store has {total:,} residuals of gradients, and a checkpoint holds up to "
+            f"{MOST:,}; compress fewer keys"
+        )
+
+
+def to_plain(manifest: CompressionManifest | None) -> dict[str, Any] | None:
+    """Convert the field to JSON values."""
+    if manifest is None:
+        return None
+    return {
+        "each": manifest.each,
+        "keys": [dict(zip(_KEY, key, strict=True)) for key in manifest.keys],
+    }
+
+
+def from_plain(made: Any, keys: int) -> CompressionManifest | None:
+    """Return the field that JSON values describe, in a checkpoint with a number of keys.
+
+    Raises
+    ------
+    DamagedCheckpoint
+    """
+    if made is None:
+        return None
+    check_form(made, _FORM, "compression")
+    if made["each"] not in (RANKS, ARRAYS):
+        raise DamagedCheckpoint(f"compression.each is {made['each']!r:.60}, not a kind of senders")
+    found = tuple(_key(place, row, keys) for place, row in enumerate(made["keys"]))
+    if len({key.key_index for key in found}) != len(found):
+        raise DamagedCheckpoint("compression.keys has a key twice")
+    total = sum(key.senders for key in found)
+    if total > MOST:
+        raise DamagedCheckpoint(f"compression has {total:,} residuals; the limit is {MOST:,}")
+    return CompressionManifest(made["each"], found)
+
+
+def _key(place: int, row: dict[str, Any], keys: int) -> EncodedKey:
+    """Return a key with residuals."""
+    key, where = EncodedKey(*(row[name] for name in _KEY)), f"compression.keys[{place}]"
+    if key.key_index >= keys:
+        raise DamagedCheckpoint(
+            f"{where}.index is {key.key_index}, and the checkpoint has {keys} keys"
+        )
+    if not _CODEC.fullmatch(key.codec):
+        raise DamagedCheckpoint(f"{where}.codec is {key.codec!r:.60}, not the type of a codec")
+    if key.scope not in _SCOPES:
+        raise DamagedCheckpoint(f"{where}.scope is {key.scope!r:.60}, not a scope")
+    if not key.senders:
+        raise DamagedCheckpoint(f"{where}.senders is 0")
+    return key
