@@ -9,8 +9,8 @@ continue before the host waits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from ncclkv import concurrency
@@ -216,7 +216,8 @@ class Device:
         """Let every wait of this thread advance the device until all streams are empty."""
         if not self._held and any(self._queues.values()):
             self._held = True
-            self._progress.launch(StepWork(_once(_Rest(self)), "work on a device"))
+            with _outside_callbacks():
+                self._progress.launch(StepWork(_once(_Rest(self)), "work on a device"))
 
     def released(self) -> bool:
         """Return whether all work is complete; `_hold` reads the recorded result."""
@@ -230,19 +231,15 @@ class Device:
         # A collective's messages may be awaited inside, which calls this method again.
         if not self._moving.acquire(blocking=False):
             return
-        # The device has communicators of its own, and runs also while this thread is in a callback.
-        thread = concurrency.get_ident()
-        callback = callbacks.inside.pop(thread, None)
         try:
-            while sum([self._move(queue, needed) for queue in self._queues.values() if queue]):
-                pass  # completed work of one stream may unblock another
+            with _outside_callbacks():
+                while sum([self._move(queue, needed) for queue in self._queues.values() if queue]):
+                    pass  # completed work of one stream may unblock another
         except BaseException as error:
             self.broken = error
             raise
         finally:
             self._moving.release()
-            if callback is not None:
-                callbacks.inside[thread] = callback
 
     def _move(self, queue: deque[Step], needed: bool) -> int:
         """Run the first work of a stream; return the number of completed steps."""
@@ -296,6 +293,21 @@ class Device:
         for queue in self._queues.values():
             queue.clear()
         self.released()
+
+
+@contextmanager
+def _outside_callbacks() -> Iterator[None]:
+    """Run a block as if this thread were in no callback.
+
+    The device has communicators of its own, and runs also while this thread is in a callback.
+    """
+    thread = concurrency.get_ident()
+    callback = callbacks.inside.pop(thread, None)
+    try:
+        yield
+    finally:
+        if callback is not None:
+            callbacks.inside[thread] = callback
 
 
 def _once(what: Request) -> Steps:
