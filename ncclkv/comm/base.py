@@ -37,8 +37,10 @@ from ncclkv.comm.buffers import (
 )
 from ncclkv.comm.control import CallDigest, ObjectComm
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
-from ncclkv.comm.types import Apply, Buffer, Then, WaitObserver, Work
-from ncclkv.comm.wire import Program, ProgramSteps
+from ncclkv.comm.transport import Steps
+from ncclkv.comm.two_step import all_to_all
+from ncclkv.comm.types import Apply, Buffer, WaitObserver, Work
+from ncclkv.comm.wire import Program, ProgramSteps, Wire
 from ncclkv.errors import KVStoreError, NotSupported, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.tracebacks import public, trim
@@ -338,12 +340,10 @@ class Communicator(ABC):
         if callbacks.inside:
             callbacks.refuse("allgather")
         self._check_pair(send, receive, _length(send) * self.size, -self.rank * _length(send))
-        return self._gather(send, receive, [send.size] * self.size, None)
+        return self._gather(send, receive, [send.size] * self.size)
 
     @public
-    def allgatherv(
-        self, send: Buffer, receive: Buffer, counts: Sequence[int], then: Then | None = None
-    ) -> Work:
+    def allgatherv(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> Work:
         """Put every rank's `send` into `receive`, in rank order.
 
         Parameters
@@ -353,9 +353,6 @@ class Communicator(ABC):
             written once a node; then `send` is this rank's part of it, on all ranks.
         counts : sequence of int
             The elements that each rank sends, the same on all ranks.
-        then : callable, optional
-            Called once, when the collective is complete.  On a GPU it is called at the launch, and
-            what it puts on the current stream follows the collective.
         """
         if callbacks.inside:
             callbacks.refuse("allgatherv")
@@ -367,18 +364,14 @@ class Communicator(ABC):
                 f"send has {send.size} elements where counts has {counts[self.rank]} for rank "
                 f"{self.rank}; make them the same"
             )
-        return self._gather(send, receive, counts, then)
+        return self._gather(send, receive, counts)
 
     @abstractmethod
-    def _gather(
-        self, send: Buffer, receive: Buffer, counts: Sequence[int], then: Then | None
-    ) -> Work:
+    def _gather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> Work:
         """Launch `allgatherv`, whose arguments are checked."""
 
     @public
-    def all_to_all(
-        self, send: Sequence[Buffer], receive: Sequence[Buffer], then: Then | None = None
-    ) -> Work:
+    def all_to_all(self, send: Sequence[Buffer], receive: Sequence[Buffer]) -> Work:
         """Send a buffer to each rank, and receive one from each.
 
         Parameters
@@ -386,19 +379,16 @@ class Communicator(ABC):
         send, receive : sequence of ndarray
             One for each rank, of one dtype and any lengths; rank r's ``receive[s]`` is as long as
             rank s's ``send[r]``.  A buffer may be sent to several ranks.
-        then : callable, optional
-            As for `allgatherv`.
         """
         if callbacks.inside:
             callbacks.refuse("all_to_all")
         check_exchange(send, receive, self.rank, self.size, self._check_memory)
-        return self._exchange(send, receive, then)
 
-    @abstractmethod
-    def _exchange(
-        self, send: Sequence[Buffer], receive: Sequence[Buffer], then: Then | None
-    ) -> Work:
-        """Launch `all_to_all`, whose arguments are checked."""
+        def steps(wire: Wire, apply: Apply | None) -> Steps:
+            wire.copy(send[wire.rank], receive[wire.rank])
+            return all_to_all(wire, send, receive)
+
+        return self.program(steps, what="an all_to_all", kept=[*send, *receive]).launch()
 
     @public
     def program(

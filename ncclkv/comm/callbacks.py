@@ -1,4 +1,4 @@
-"""Callbacks: the threads that are inside `apply` or `then`, in which ranks share no call.
+"""Callbacks: the threads that are inside `apply` or a program's step, in which ranks share no call.
 
 Ranks call these functions at different times and in different orders.  A collective that begins
 inside would meet another collective of a peer: sums would be wrong, or ranks would wait forever.
@@ -29,13 +29,13 @@ def refuse(call: str) -> None:
     who = inside.get(concurrency.get_ident())
     if who is not None:
         raise UsageError(
-            f"{who}: {call} was called inside 'apply' or 'then' of a collective, and ranks call "
+            f"{who}: {call} was called inside 'apply' or a step of a collective, and ranks call "
             f"these functions in different orders; call it after the wait for that collective"
         )
 
 
 def run(who: str, function: Callable[..., object], *arguments: object) -> None:
-    """Call `apply` or `then`, in which calls that ranks share are refused."""
+    """Call `apply` or the steps of a program, in which calls that ranks share are refused."""
     thread = concurrency.get_ident()
     try:
         inside[thread] = who

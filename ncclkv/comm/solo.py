@@ -17,7 +17,7 @@ from ncclkv.comm.destinations import To
 from ncclkv.comm.diagnosis.roster import check_alone
 from ncclkv.comm.transport import Request
 from ncclkv.comm.two_step import LEAST
-from ncclkv.comm.types import Apply, Buffer, DoneWork, Then, Work
+from ncclkv.comm.types import Apply, Buffer, DoneWork, Work
 from ncclkv.comm.wire import Program, Wire
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
@@ -107,17 +107,8 @@ class SoloCommunicator(Communicator):
         self._check()
         return DoneWork()
 
-    def _gather(
-        self, send: Buffer, receive: Buffer, counts: Sequence[int], then: Then | None
-    ) -> Work:
-        return self._exchange([send], [receive], then)
-
-    def _exchange(
-        self, send: Sequence[Buffer], receive: Sequence[Buffer], then: Then | None
-    ) -> Work:
-        self._copy(send[0], receive[0])
-        if then is not None:
-            callbacks.run(_WHO, then)
+    def _gather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> Work:
+        self._copy(send, receive)
         return DoneWork()
 
     def _program(self, program: Program) -> Collective:

@@ -19,13 +19,6 @@ launch, exchange, split or end, on any communicator or store.  On hosts it waits
 `ncclkv.comm.callbacks` refuses these calls.
 """
 
-Then = Callable[[], None]
-"""Function that is called once, when a collective is complete.
-
-On a GPU it is called at the launch, and its kernels run on the stream after the collective.
-The calls that `Apply` leaves out are refused here, too.
-"""
-
 OPS = ("sum", "avg", "max", "min", "prod")
 """Reduction operators."""
 

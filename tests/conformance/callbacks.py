@@ -185,7 +185,7 @@ def verbs_inside_apply_of_a_communicator(create: Stores) -> None:
     # The last rank alone tries, and its log of calls must stay that of the others.
     apply = attempt if kv.rank == kv.num_workers - 1 else lambda lo, hi: None
     comm.reduction(buffer, buffer).launch(apply).wait()
-    attempt.check("'apply' or 'then'", called=kv.rank == kv.num_workers - 1)
+    attempt.check("'apply' or a step", called=kv.rank == kv.num_workers - 1)
     intact(kv, other, 2)
 
 

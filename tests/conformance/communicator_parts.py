@@ -16,7 +16,6 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.destinations import EVERYONE, Owners, Root
 from ncclkv.comm.messages.channel import PIECE_BYTES, SHORT_BYTES
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
-from ncclkv.comm.types import Work
 from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import current_buffers
 from tests.conformance.communicator import (
@@ -53,29 +52,6 @@ def divisions(size: int, longest: int) -> list[list[int]]:
     """Return lengths of parts: ragged, ragged backwards, equal, and all at the last rank."""
     one_owner = [0] * (size - 1) + [longest]
     return [ragged(size, longest), ragged(size, longest)[::-1], [longest // 2] * size, one_owner]
-
-
-class Follower:
-    """A `then` that copies arrays, and counts its calls."""
-
-    def __init__(self, *arrays: Any) -> None:
-        self.calls = 0
-        self._arrays = arrays
-        self._copies = [
-            current_buffers().put(np.zeros(array.shape, array.dtype)) for array in arrays
-        ]
-
-    def __call__(self) -> None:
-        self.calls += 1
-        for array, copy in zip(self._arrays, self._copies, strict=True):
-            if array.size:
-                current_buffers().copy(array, into=copy)
-
-    def check(self, wanted: Sequence[Array], what: str) -> None:
-        """Fail unless it was called once, when the arrays were complete."""
-        assert self.calls == 1, f"{what}: called {self.calls} times"
-        for copy, each in zip(self._copies, wanted, strict=True):
-            identical(current_buffers().get(copy), each, f"{what}: at then")
 
 
 def to_owners(
@@ -124,22 +100,21 @@ def gather(
     step: int = 0,
     dtype: np.dtype[Any] = F32,
 ) -> Started:
-    """Start an allgatherv of this rank's data, which a `then` reads."""
+    """Start an allgatherv of this rank's data."""
     parts = [data(rank, count, dtype, step) for rank, count in enumerate(counts)]
     lo, hi = ends(counts)[comm.rank : comm.rank + 2]
     receive = buffer(comm, data(comm.rank, sum(counts), dtype, STALE), kind)
     send = receive[lo:hi] if in_place else buffer(comm, parts[comm.rank], kind)
     if in_place:
         current_buffers().write(send, parts[comm.rank])
-    then, wanted = Follower(receive), np.concatenate(parts)
+    wanted = np.concatenate(parts)
     what = f"rank {comm.rank}: allgatherv of {counts} {dtype}, {kind}, in place {in_place}"
 
     def check() -> None:
         identical(current_buffers().get(receive), wanted, what)
-        then.check([wanted], what)
         current_buffers().write(send, 0)
 
-    return comm.allgatherv(send, receive, counts, then), check
+    return comm.allgatherv(send, receive, counts), check
 
 
 def exchange(
@@ -150,7 +125,7 @@ def exchange(
     step: int = 0,
     dtype: np.dtype[Any] = F32,
 ) -> Started:
-    """Start an all_to_all of ``length(source, target)`` elements, which a `then` reads."""
+    """Start an all_to_all of ``length(source, target)`` elements."""
 
     def message(source: int, target: int) -> Array:
         return data(source, length(source, target), dtype, step + 100 * target)
@@ -161,7 +136,6 @@ def exchange(
     receive = [buffer(comm, data(9, each.size, dtype, STALE), kind) for each in wanted]
     if in_place:
         receive[comm.rank] = send[comm.rank]
-    then = Follower(*receive)
     what = f"rank {comm.rank}: all_to_all of {dtype}, {kind}, in place {in_place}, step {step}"
 
     def check() -> None:
@@ -171,11 +145,10 @@ def exchange(
                 identical(
                     current_buffers().get(send[peer]), message(comm.rank, peer), f"{what} to {peer}"
                 )
-        then.check(wanted, what)
         for each in send:
             current_buffers().write(each, 0)
 
-    return comm.all_to_all(send, receive, then), check
+    return comm.all_to_all(send, receive), check
 
 
 def uneven(longest: int) -> Callable[[int, int], int]:
@@ -294,18 +267,6 @@ def exchanges_of_several_steps_are_waited_for_in_any_order(comm: Communicator) -
             ]
         for index in np.random.default_rng([step, comm.rank]).permutation(len(flying)):
             finish(flying[index])
-
-
-@case
-def then_is_called_without_arrays_too(comm: Communicator) -> None:
-    empty, calls = current_buffers().put(np.zeros(0, F32)), []
-    works: list[Work] = [
-        comm.allgatherv(empty, empty, [0] * comm.size, lambda: calls.append("gathered")),
-        comm.allgatherv(empty, empty, [0] * comm.size),
-    ]
-    for work in works:
-        work.wait()
-    assert calls == ["gathered"]
 
 
 @case

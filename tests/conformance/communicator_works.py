@@ -338,7 +338,7 @@ def refuses(name: str, call: Callable[[], object]) -> None:
 
 
 def in_callbacks(comm: Communicator, function: Callable[[], object], rank: int) -> None:
-    """Call a function on one rank, in `apply` and in `then`; the collectives must be right."""
+    """Call a function on one rank, in `apply` and in a step; the collectives must be right."""
     place, called = current_buffers(), []
 
     def callback(*_: int) -> None:
@@ -354,16 +354,6 @@ def in_callbacks(comm: Communicator, function: Callable[[], object], rank: int) 
         called.clear()
     gathered = place.put(np.zeros(comm.size, F32))
     own = place.put(np.full(1, comm.rank, F32))
-    comm.allgatherv(own, gathered, [1] * comm.size, callback).wait()
-    assert place.get(gathered).tolist() == [*range(comm.size)]
-    assert bool(called) == (comm.rank == rank)
-    called.clear()
-    comm.all_to_all([own] * comm.size, pieces(gathered), callback).wait()
-    assert bool(called) == (comm.rank == rank)
-    empty = place.put(np.zeros(0, F32))
-    comm.allgatherv(empty, empty, [0] * comm.size, callback).wait()
-    assert len(called) == 2 * (comm.rank == rank)
-    called.clear()
 
     def steps(wire: Wire, apply: Apply | None) -> Steps:
         parts = yield from wire.read(own, lambda reader, owner: (0, 1))
@@ -371,14 +361,13 @@ def in_callbacks(comm: Communicator, function: Callable[[], object], rank: int) 
         for part, into in zip(parts, pieces(gathered), strict=True):
             wire.copy(part, into)
 
-    place.write(gathered, 0)
     comm.program(steps, what="a test", scratch=4 * comm.size, kept=[own, gathered]).launch().wait()
     assert place.get(gathered).tolist() == [*range(comm.size)]
     assert bool(called) == (comm.rank == rank)
 
 
 @case
-def calls_of_all_ranks_are_refused_inside_apply_and_then(comm: Communicator) -> None:
+def calls_of_all_ranks_are_refused_inside_apply_and_steps(comm: Communicator) -> None:
     twin, part = comm.duplicate(), comm.split(0)
     assert part is not None
     # One rank alone tries: a call that is refused after its first step would leave it behind.
@@ -402,7 +391,7 @@ def calls_of_all_ranks_are_refused_inside_apply_and_then(comm: Communicator) -> 
 
 
 @case
-def waits_inside_apply_and_then_block_no_host(comm: Communicator) -> None:
+def waits_inside_apply_and_steps_block_no_host(comm: Communicator) -> None:
     buffer, early = start(comm, 60_000, 2)
     late = comm.barrier()
 
@@ -424,6 +413,6 @@ def waits_inside_apply_and_then_block_no_host(comm: Communicator) -> None:
 
 
 @case
-def memory_of_the_node_is_refused_inside_apply_and_then(comm: Communicator) -> None:
+def memory_of_the_node_is_refused_inside_apply_and_steps(comm: Communicator) -> None:
     if comm.node_shared(0) is not None:
         in_callbacks(comm, lambda: refuses("node_shared", lambda: comm.node_shared(64)), 0)

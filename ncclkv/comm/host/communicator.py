@@ -37,7 +37,7 @@ from ncclkv.comm.diagnosis.roster import meet
 from ncclkv.comm.host.reductions import Reductions
 from ncclkv.comm.messages import algorithms
 from ncclkv.comm.messages.channel import SHORT_BYTES, Channel, limits
-from ncclkv.comm.messages.progress import ProgressEngine, StepWork, followed
+from ncclkv.comm.messages.progress import ProgressEngine, StepWork
 from ncclkv.comm.messages.tags import TagPool
 from ncclkv.comm.shm import header, hierarchical
 from ncclkv.comm.shm.broadcast import Broadcast
@@ -50,7 +50,7 @@ from ncclkv.comm.shm.setup import Sharing, setup_node
 from ncclkv.comm.shm.shared_gather import SharedGather
 from ncclkv.comm.transport import Steps, Transport
 from ncclkv.comm.two_step import wire_bytes
-from ncclkv.comm.types import Apply, Buffer, Then, WaitObserver, Work
+from ncclkv.comm.types import Apply, Buffer, WaitObserver, Work
 from ncclkv.comm.wire import Program
 from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
@@ -226,9 +226,7 @@ class HostCommunicator(Communicator):
 
         return self._start(call, lambda node: Broadcast(node, call, buffer).steps(), across_nodes)
 
-    def _gather(
-        self, send: Buffer, receive: Buffer, counts: Sequence[int], then: Then | None
-    ) -> Work:
+    def _gather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> Work:
         call, ends = header.allgather(send, counts), [0, *accumulate(counts)]
         parts = [receive[lo:hi] for lo, hi in pairwise(ends)]
         node = self._node
@@ -238,21 +236,12 @@ class HostCommunicator(Communicator):
                 call,
                 lambda node: SharedGather(node, call, parts).steps(),
                 lambda channel: SharedGather(node, call, parts, channel).steps(),
-                then,
             )
         return self._start(
             call,
             lambda node: allgather(node, call, send, parts),
             lambda channel: algorithms.gather(channel, send, parts),
-            then,
         )
-
-    def _exchange(
-        self, send: Sequence[Buffer], receive: Sequence[Buffer], then: Then | None
-    ) -> Work:
-        call = header.all_to_all(send)
-        steps = partial(algorithms.exchange, send=send, receive=receive)
-        return self._tags.launch(lambda channel: followed(steps(channel), then), call)
 
     def _program(self, program: Program) -> Collective:
         call = header.program(program.what, program.nbytes)
@@ -281,12 +270,11 @@ class HostCommunicator(Communicator):
         call: header.CollectiveHeader,
         shared: Callable[[Node], Steps],
         sent: Callable[[Channel], Steps],
-        then: Then | None = None,
     ) -> Work:
         """Launch a collective: in memory where all ranks share it, or else as messages."""
         if self._node is None or len(self._node.nodes) > 1:
-            return self._tags.launch(lambda channel: followed(sent(channel), then), call)
-        return self._progress.launch(StepWork(followed(shared(self._node), then), call))
+            return self._tags.launch(sent, call)
+        return self._progress.launch(StepWork(shared(self._node), call))
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         callbacks.refuse("split")

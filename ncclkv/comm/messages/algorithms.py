@@ -46,17 +46,10 @@ def broadcast(channel: Channel, buffer: Buffer, root: int) -> Steps:
     yield arriving + [channel.send(own, peer) for peer in channel.peers if peer != root]
 
 
-def exchange(channel: Channel, send: Sequence[Buffer], receive: Sequence[Buffer]) -> Steps:
-    """Send a buffer to each rank, and receive one from each."""
-    own = channel.rank
-    if not np.shares_memory(send[own], receive[own]):
-        receive[own][...] = send[own]
-    return all_to_all(channel, send, receive)
-
-
 def gather(channel: Channel, send: Buffer, parts: Sequence[Buffer]) -> Steps:
     """Send a buffer to all ranks, and receive one from each."""
-    return exchange(channel, [send] * channel.size, parts)
+    channel.copy(send, parts[channel.rank])
+    return all_to_all(channel, [send] * channel.size, parts)
 
 
 def barrier(channel: Channel) -> Steps:

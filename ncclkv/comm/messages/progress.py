@@ -18,7 +18,7 @@ from ncclkv.comm.diagnosis.awaited import Awaited
 from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector, Progress
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.transport import PeerFailed, Request, Steps, Transport
-from ncclkv.comm.types import Then, WaitObserver, Work
+from ncclkv.comm.types import WaitObserver, Work
 from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch, again
 from ncclkv.tracebacks import trim
 
@@ -70,13 +70,6 @@ def release(wanted: Callable[[Transport], bool]) -> None:
     for each in list(_in_flight):
         if wanted(each.calls.transport):
             _in_flight.pop(each, None)
-
-
-def followed(steps: Steps, then: Then | None) -> Steps:
-    """Take the steps of a collective, then call `then`."""
-    yield from steps
-    if then is not None:
-        then()
 
 
 class ProgressEngine(Progress):

@@ -26,11 +26,11 @@ from ncclkv.comm.nccl.creation import create
 from ncclkv.comm.nccl.diagnosis import look_for_lost
 from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.messages import GpuMessages
-from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
+from ncclkv.comm.nccl.progress import Enqueue, NcclProgress, Update
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.two_step import LEAST, wire_bytes
-from ncclkv.comm.types import Apply, Buffer, DoneWork, Then, WaitObserver, Work
+from ncclkv.comm.types import Apply, Buffer, DoneWork, WaitObserver, Work
 from ncclkv.comm.wire import Program
 from ncclkv.errors import CommAborted, KVStoreError, NotSupported, RankLost, UsageError
 from ncclkv.kernels.base import Kernels
@@ -249,9 +249,7 @@ class NcclCommunicator(Communicator):
         what = f"a broadcast of {buffer.nbytes} bytes from rank {root}"
         return self._launch(what, enqueue, (buffer,))
 
-    def _gather(
-        self, send: Buffer, receive: Buffer, counts: Sequence[int], then: Then | None
-    ) -> Work:
+    def _gather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> Work:
         even = len(set(counts)) == 1
         ends = [0, *accumulate(counts)]
 
@@ -272,15 +270,7 @@ class NcclCommunicator(Communicator):
         what = f"an allgather of {send.nbytes} bytes from each rank"
         if not even:
             what = f"an allgatherv of {receive.nbytes} bytes"
-        return self._launch(what, enqueue, (receive, send), then)
-
-    def _exchange(
-        self, send: Sequence[Buffer], receive: Sequence[Buffer], then: Then | None
-    ) -> Work:
-        what = f"an all_to_all of {sum(data.nbytes for data in send)} bytes from this rank"
-        self._messages.connect(f"{what} (connecting the ranks)")
-        enqueue = self._messages.exchange(send, receive)
-        return self._progress.launch(what, enqueue, then, *send, *receive)
+        return self._launch(what, enqueue, (receive, send))
 
     def _program(self, program: Program) -> Collective:
         what = str(program)
@@ -294,7 +284,11 @@ class NcclCommunicator(Communicator):
         return Collective(start, program.sent, program.what)
 
     def _launch(
-        self, what: str, enqueue: Enqueue, buffers: tuple[Buffer, ...], apply: Then | None = None
+        self,
+        what: str,
+        enqueue: Enqueue,
+        buffers: tuple[Buffer, ...],
+        apply: Update | None = None,
     ) -> Work:
         """Launch a collective; an empty one is done at once, on all ranks alike."""
         self._lifetime.check()

@@ -162,17 +162,6 @@ class GpuMessages:
 
         return enqueue, scratch
 
-    def exchange(self, send: Sequence[Buffer], receive: Sequence[Buffer]) -> Enqueue:
-        """Return the function that puts an all_to_all on a stream."""
-
-        def enqueue(handle: Handle, stream: int) -> None:
-            wire = self._wire(stream, send[0])
-            wire.copy(send[self._rank], receive[self._rank])
-            for _ in two_step.all_to_all(wire, send, receive):
-                pass
-
-        return enqueue
-
     def program(self, program: Program, apply: Apply | None) -> tuple[Enqueue, Buffer]:
         """Return the function that puts a program on a stream, and its scratch memory.
 

@@ -23,12 +23,15 @@ from ncclkv.comm.nccl.streams import PER_THREAD
 from ncclkv.comm.nccl.waiting import LEEWAY
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import NcclWork
-from ncclkv.comm.types import Then, Work
+from ncclkv.comm.types import Work
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.system import watchdog
 
 Enqueue = Callable[[Handle, int], None]
 """Function that puts a collective of an NCCL communicator on a stream."""
+
+Update = Callable[[], None]
+"""Function whose kernels follow a collective on its stream."""
 
 
 class NcclProgress:
@@ -164,7 +167,7 @@ class NcclProgress:
         what = f"a captured step (collectives: {len(graph.calls)})"
         return self.launch(what, lambda _, stream: graph.enqueue(stream), None, graph)
 
-    def launch(self, what: str, enqueue: Enqueue, apply: Then | None, *kept: object) -> NcclWork:
+    def launch(self, what: str, enqueue: Enqueue, apply: Update | None, *kept: object) -> NcclWork:
         """Put a collective, and the kernels of `apply` after it, on the communication stream.
 
         An error breaks the communicator.  In a capture, a wrong call spoils the graph alone.
@@ -195,7 +198,7 @@ class NcclProgress:
             return work
 
     def _put(
-        self, what: str, enqueue: Enqueue, apply: Then | None, kept: tuple[object, ...]
+        self, what: str, enqueue: Enqueue, apply: Update | None, kept: tuple[object, ...]
     ) -> NcclWork:
         """Put a collective on the stream; return its work, which keeps objects alive."""
         streams, stream = self._streams, self._streams.communication

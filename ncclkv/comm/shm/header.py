@@ -22,7 +22,6 @@ _TEXTS = {
     "reduce_scatter": "a reduce_scatter of {nbytes} bytes",
     "allgather": "an allgather of {nbytes} bytes from each rank",
     "allgatherv": "an allgatherv of {nbytes} bytes from this rank",
-    "all_to_all": "an all_to_all of {nbytes} bytes from this rank",
     "barrier": "a barrier",
     "program": "{name}{size}",
 }
@@ -132,12 +131,6 @@ def _checksum(counts: Sequence[int] | NDArray[Any]) -> int:
     """Return a checksum of the lengths of parts; -1 if they are equal."""
     lengths = np.array(counts, np.int64)
     return crc32(lengths.tobytes()) if (lengths[1:] != lengths[:-1]).any() else -1
-
-
-def all_to_all(send: Sequence[Buffer]) -> CollectiveHeader:
-    """Return the header of an all_to_all."""
-    nbytes = sum(data.nbytes for data in send)
-    return CollectiveHeader("all_to_all", nbytes, _number(send[0].dtype))
 
 
 def program(what: str, nbytes: int) -> CollectiveHeader:

@@ -236,11 +236,11 @@ MUTANTS = (
         tests=(COMM,),
     ),
     Mutant(
-        name="then-before-the-messages",
-        file=PROGRESS,
-        old="    yield from steps\n    if then is not None:\n        then()\n",
-        new="    if then is not None:\n        then()\n    yield from steps\n",
-        why="what follows a collective reads arrays that are not complete",
+        name="reads-that-do-not-wait-for-messages",
+        file="ncclkv/comm/wire.py",
+        old="        yield parts.exchange(self.peers, self.peers, self.scratch)\n",
+        new="        parts.exchange(self.peers, self.peers, self.scratch)\n        yield []\n",
+        why="a program uses parts of other ranks that are not complete",
         tests=(COMM,),
     ),
     Mutant(

@@ -27,7 +27,7 @@ def test_only_the_thread_of_the_callback_is_refused() -> None:
     callbacks.run("rank 1 of 2", elsewhere, 0, 4)
     assert not refused
     callbacks.run("rank 1 of 2", attempt)
-    assert "rank 1 of 2: barrier was called inside 'apply' or 'then'" in str(refused[0])
+    assert "rank 1 of 2: barrier was called inside 'apply' or a step" in str(refused[0])
 
 
 def test_an_exception_ends_the_callback() -> None:

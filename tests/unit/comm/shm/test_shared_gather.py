@@ -61,11 +61,9 @@ def test_every_rank_has_every_part(
         own = part_of(memory, counts, comm.rank)
         for step in range(1, 4):
             own[:] = 10 * step + comm.rank
-            called: list[int] = []
-            comm.allgatherv(own, memory, counts, lambda called=called: called.append(1)).wait()  # type: ignore[misc]
+            comm.allgatherv(own, memory, counts).wait()
             for rank in range(size):
                 assert (part_of(memory, counts, rank) == 10 * step + rank).all()
-            assert called == [1]
             # No rank may write before all have read.
             comm.barrier().wait()
 
