@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ncclkv import testing
+from ncclkv import concurrency, testing
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import threads
 from ncclkv.comm.messages.channel import Channel
@@ -22,6 +21,8 @@ from ncclkv.comm.shm.staging import INLINE_BYTES
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Wire
+from ncclkv.testing import Seeded
+from tests.harness.extent import some_or_all
 from tests.harness.slow import stretched
 
 RANKS = 4
@@ -51,7 +52,7 @@ def mixed(comm: Communicator, count: int) -> np.ndarray:
 
 def pause() -> None:
     """Wait a short time, or not."""
-    time.sleep(random.choice([0, 0, 0.002]))
+    concurrency.sleep(random.choice([0, 0, 0.002]))
 
 
 class ThreeReads:
@@ -109,19 +110,19 @@ def one_by_one(place: Memory, count: int) -> None:
     comm.close()
 
 
-def jitter(comm: Communicator) -> Iterator[int]:
+def jitter(comm: Communicator, steps: int = STEPS) -> Iterator[int]:
     """Yield steps of a rank that arrives at random times."""
     rng = random.Random(comm.rank)
-    for step in range(1, STEPS):
+    for step in range(1, steps):
         yield step
-        time.sleep(rng.choice([0, 0, 0.002]))
+        concurrency.sleep(rng.choice([0, 0, 0.002]))
 
 
-def together(place: Memory, count: int) -> None:
+def together(place: Memory, count: int, steps: int = STEPS) -> None:
     """Launch three programs, and wait for them in another order on each rank."""
     comm = threads.world(TIMEOUT)
     all_reads = [ThreeReads(comm, place, count) for _ in range(3)]
-    for step in jitter(comm):
+    for step in jitter(comm, steps):
         for reads in all_reads:
             reads.prepare(step)
         works = [reads.program.launch() for reads in all_reads]
@@ -129,6 +130,15 @@ def together(place: Memory, count: int) -> None:
             works[number].wait()
             all_reads[number].check(step)
     comm.close()
+
+
+@pytest.mark.parametrize("seed", some_or_all(range(36), range(360)))
+def test_results_are_correct_in_seeded_worlds(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    places, counts, nodes = (mapped, plain, mixed), (SHORT, LONG), ("", "2", "3")
+    monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", nodes[seed % 3])
+    random.seed(seed)
+    place, count = places[seed // 3 % 3], counts[seed // 9 % 2]
+    testing.run_ranks(RANKS, together, place, count, 4, world=Seeded(seed))
 
 
 def late_headers(monkeypatch: pytest.MonkeyPatch) -> None:
