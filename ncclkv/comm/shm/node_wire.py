@@ -93,6 +93,9 @@ class NodeWire(Wire):
             self._refuse()
             raise
         yield from self._enter()
+        if not self._reads:
+            # Else `Work.arrivals` would read the times of the collective that had the slot before.
+            self._slot.write_header(header.write(self._call, None, None))
         self._slot.publish(DONE)
         self._pool.give_back(self._copies, self._slot)
         if self._lent and not self._slot.all_reached(DONE):

@@ -336,6 +336,32 @@ def test_a_slot_is_free_before_a_program_uses_it() -> None:
     testing.run_ranks(2, body, timeout=TIMEOUT)
 
 
+@pytest.mark.parametrize("reads", [0, 1, 2])
+def test_arrivals_are_times_of_this_program(reads: int) -> None:
+    def body() -> None:
+        comm = threads.world(TIMEOUT)
+        own = np.zeros(3)
+
+        def steps(wire: Wire, apply: Apply | None) -> Steps:
+            for _ in range(reads):
+                yield from wire.read(own, lambda reader, owner: (0, 3))
+
+        program = comm.program(steps, what="a test")
+        for _ in range(3):
+            begin = min(comm.control.allgather(concurrency.monotonic()))
+            for _ in range(RING):
+                work = program.launch()
+                work.wait()
+            comm.barrier().wait()
+            arrivals = work.arrivals()
+            assert sorted(arrivals) == [*range(comm.size)]
+            assert all(begin <= each <= concurrency.monotonic() for each in arrivals.values())
+            comm.barrier().wait()
+        comm.close()
+
+    testing.run_ranks(2, body, timeout=TIMEOUT)
+
+
 def test_without_memory_for_copies_neighbours_send_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
