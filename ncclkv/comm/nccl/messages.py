@@ -25,9 +25,9 @@ from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import Handle, group
 from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
-from ncclkv.comm.transport import LocalRequest, Request
+from ncclkv.comm.transport import LocalRequest, Request, Steps
 from ncclkv.comm.types import ALIGNMENT, Apply, Buffer
-from ncclkv.comm.wire import Limits, Program, Wire, others
+from ncclkv.comm.wire import Limits, Program, ProgramSteps, Wire, others
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 
@@ -43,7 +43,7 @@ _QUEUED = LocalRequest()
 
 
 class StreamWire(Wire):
-    """The messages of one collective on a stream: the `Wire` between GPUs.
+    """The messages of one collective on the current stream: the `Wire` between GPUs.
 
     Parameters
     ----------
@@ -86,14 +86,12 @@ class StreamWire(Wire):
         return _QUEUED
 
     def fold(self, parts: Sequence[Buffer], total: Buffer, op: str) -> None:
-        with self._lifetime.streams.on(self._stream):
-            self._kernels.reduce(parts, total, op)
+        self._kernels.reduce(parts, total, op)
 
     def copy(self, data: Buffer, into: Buffer) -> None:
         """Copy between arrays of this rank, unless they are the same memory."""
         if data.size and address(data) != address(into):
-            with self._lifetime.streams.on(self._stream):
-                self._kernels.pack(data, into)
+            self._kernels.pack(data, into)
 
 
 def _limits() -> Limits:
@@ -152,37 +150,35 @@ class GpuMessages:
         same memory, later on the same stream.
         """
         count = two_step.scratch_count(send.size, send.itemsize, to, self._size, _limits())
-        scratch = self._scratch(count * send.itemsize, "sums in rank order")
         order = [[rank] for rank in range(self._size)]
 
-        def enqueue(handle: Handle, stream: int) -> None:
-            wire = self._wire(stream, scratch)
-            for _ in two_step.Sum(wire, [send], order, receive, op, to).steps():
-                pass
+        def steps(wire: Wire, apply: Apply | None) -> Steps:
+            return two_step.Sum(wire, [send], order, receive, op, to).steps()
 
-        return enqueue, scratch
+        return self._on_stream(
+            steps, None, self._scratch(count * send.itemsize, "sums in rank order")
+        )
 
     def program(self, program: Program, apply: Apply | None) -> tuple[Enqueue, Buffer]:
         """Return the function that puts a program on a stream, and its scratch memory.
 
         As for `reduction`.
         """
-        scratch = self._scratch(
-            program.scratch + self._size * ALIGNMENT, f"programs such as {program}"
-        )
+        nbytes = program.scratch + self._size * ALIGNMENT
+        scratch = self._scratch(nbytes, f"programs such as {program}")
+        return self._on_stream(program.steps, apply, scratch)
+
+    def _on_stream(
+        self, steps: ProgramSteps, apply: Apply | None, scratch: Buffer
+    ) -> tuple[Enqueue, Buffer]:
+        """Return the function that takes all steps on a stream, and their scratch memory."""
+        lifetime = self._lifetime
 
         def run(stream: int) -> None:
-            with self._lifetime.streams.on(stream):
-                deque(program.steps(self._wire(stream, scratch), apply), 0)
+            with lifetime.streams.on(stream):
+                deque(steps(StreamWire(lifetime, self._kernels, stream, scratch), apply), 0)
 
-        def enqueue(handle: Handle, stream: int) -> None:
-            callbacks.run(self._lifetime.who, run, stream)
-
-        return enqueue, scratch
-
-    def _wire(self, stream: int, memory: Buffer) -> StreamWire:
-        """Return the messages of one launch."""
-        return StreamWire(self._lifetime, self._kernels, stream, memory)
+        return lambda handle, stream: callbacks.run(lifetime.who, run, stream), scratch
 
     def _scratch(self, nbytes: int, what: str) -> Buffer:
         """Return scratch memory for `what`, which grows and is never freed."""

@@ -113,19 +113,19 @@ MUTANTS = (
         why="every rank waits in its first message for one that another rank has yet to send",
         tests=(
             Selection("2", "nccl/test_standin_rank_order.py", "every_length_to_all and 3-True"),
+            Selection("2", "nccl/test_standin_communicator.py", "all_to_all_of and lazy"),
             Selection("3b", STORE, "float32_is_summed_in_rank_order and every_rank", ranks=2),
         ),
     ),
     Mutant(
-        name="sum-off-its-stream",
+        name="steps-off-their-stream",
         file=MESSAGES,
-        old="""\
-        with self._lifetime.streams.on(self._stream):
-            self._kernels.reduce(parts, total, op)""",
-        new="        self._kernels.reduce(parts, total, op)",
+        old="            with lifetime.streams.on(stream):\n                deque(steps",
+        new="            if stream:\n                deque(steps",
         why="parts are added up before they have come",
         tests=(
             Selection("2", "nccl/test_standin_rank_order.py", "every_length_to_all and 3-True"),
+            Selection("2", "nccl/test_standin_communicator.py", "all_to_all_of and lazy"),
             Selection("3b", STORE, "float32_is_summed_in_rank_order and every_rank", ranks=2),
         ),
     ),
@@ -137,18 +137,9 @@ MUTANTS = (
         why="sums of three ranks and more are wrong",
         tests=(
             Selection("2", "nccl/test_standin_rank_order.py", "every_length_to_all and 3-True"),
+            Selection("2", "nccl/test_standin_communicator.py", "all_to_all_of and lazy"),
             Selection("3b", STORE, "float32_is_summed_in_rank_order and every_rank", ranks=3),
         ),
-    ),
-    Mutant(
-        name="own-message-off-its-stream",
-        file=MESSAGES,
-        old="""\
-            with self._lifetime.streams.on(self._stream):
-                self._kernels.pack(data, into)""",
-        new="            self._kernels.pack(data, into)",
-        why="a rank's message to itself is copied before it is written",
-        tests=(Selection("2", "nccl/test_standin_communicator.py", "all_to_all_of and lazy"),),
     ),
     Mutant(
         name="parts-of-owners-from-rank-0",
