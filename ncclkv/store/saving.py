@@ -169,14 +169,19 @@ class Saving(Component):
                     leader,
                 )
             return owned, None
-        arrays: list[NamedArrays] = [self._residual_states.own(residuals)]
-        if self._divided:
-            arrays += self._own_parts.arrays(values=values), tensors(self._items, rank)
-        elif rank == leader:
-            arrays = [self._all_arrays(self._items, residuals, values=values)]
-        work = write_files(folder, chain.from_iterable(arrays), rank)
+        work = write_files(folder, self._rank_arrays(residuals, values=values), rank)
         written = run_on_all_ranks(self._comm, verb, work)
         return owned, [file for files in written for file in files]
+
+    def _rank_arrays(self, residuals: CompressionManifest | None, *, values: bool) -> NamedArrays:
+        """Return the tensors and pieces that this rank writes beside the other ranks."""
+        own, rank = self._residual_states.own(residuals), self._comm.rank
+        if self._divided:
+            parts = self._own_parts.arrays(values=values)
+            return chain(parts, tensors(self._items, rank), own)
+        if rank == self._engine.placement.leader:
+            return self._all_arrays(self._items, residuals, values=values)
+        return own
 
     # Arrays
 

@@ -15,6 +15,7 @@ pytest.importorskip("safetensors", reason="safetensors is absent: the extra `che
 import ncclkv
 from ncclkv.checkpoint.read import read
 from ncclkv.optimizer import SGD
+from tests.harness.context import context_of
 
 WORLD = MPI.COMM_WORLD
 
@@ -81,5 +82,75 @@ def test_states_are_the_same_bits_at_any_size_and_placement() -> None:
                     found = tensors(path)
                     first = first or found
                     assert found == first
+            comm.Free()
+            WORLD.Barrier()
+
+
+SIZES = {"short": 39, "one": 1, "row": 5000}
+LONG = {**SIZES, "long": 40_000}
+OPTIONS = {"type": "2bit", "threshold": 0.5}
+
+
+def compressed(comm: Any, update_on: str) -> Any:
+    """Return a store without keys, which compresses gradients."""
+    kv = ncclkv.create("dist_sync", comm=comm, update_on=update_on, bucket_bytes=4096)
+    kv.set_gradient_compression(OPTIONS)
+    return kv
+
+
+def encode(kv: Any, number: int) -> None:
+    """Push multiples of 1/64, so that sums of residuals are exact in any order."""
+    rng = np.random.default_rng([number, kv.rank])
+    keys = list(kv.keys())
+    sizes = [kv.spec(key).size for key in keys]
+    kv.push(keys, [rng.integers(-99, 99, size).astype(np.float32) / 64 for size in sizes])
+
+
+def values(kv: Any) -> list[bytes]:
+    return [kv.pull(key).tobytes() for key in list(kv.keys())]
+
+
+def residuals(kv: Any) -> list[bytes]:
+    """Return the residuals of this rank, one for each key."""
+    kept = context_of(kv).engine.reductions.residuals
+    return [b"".join(map(bytes, kept.all_of(key))) for key in list(kv.keys())]
+
+
+def owed(comm: Any, kv: Any) -> list[bytes]:
+    """Return the float32 sum of all ranks' residuals, in their order, for each key."""
+    totals = []
+    for of_key in zip(*comm.allgather(residuals(kv)), strict=True):
+        total, *rest = (np.frombuffer(each, np.float32) for each in of_key)
+        for each in rest:
+            total = total + each
+        totals.append(total.tobytes())
+    return totals
+
+
+@pytest.mark.skipif(WORLD.size != 4, reason="for 4 ranks, of which 2 and 3 go on")
+@pytest.mark.parametrize("sizes", [SIZES, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("update_on", ["every_rank", "root", "sharded"])
+def test_residuals_that_ranks_owe_stay_at_any_size(update_on: str, sizes: dict[str, int]) -> None:
+    with tempfile.TemporaryDirectory() as own:
+        directory = Path(WORLD.bcast(own))
+        with compressed(WORLD, update_on) as kv:
+            kv.init(list(sizes), [np.zeros(size, np.float32) for size in sizes.values()])
+            kv.set_optimizer(SGD(learning_rate=0.25, momentum=0.5))
+            for number in range(3):
+                encode(kv, number)
+            kv.save(directory, step=3)
+            saved, total, at_save = residuals(kv), owed(WORLD, kv), values(kv)
+            encode(kv, 3)
+            uninterrupted = values(kv), residuals(kv)
+        for size in (4, 2, 3, 1):
+            comm = WORLD.Split(WORLD.rank // size)
+            for other in ("every_rank", "root", "sharded"):
+                with compressed(comm, other) as kv:
+                    assert kv.load(directory).step == 3
+                    assert (values(kv), owed(comm, kv)) == (at_save, total)
+                    if size == 4:
+                        assert residuals(kv) == saved
+                        encode(kv, 3)
+                        assert (values(kv), residuals(kv)) == uninterrupted
             comm.Free()
             WORLD.Barrier()
