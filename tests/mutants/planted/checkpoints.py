@@ -6,8 +6,11 @@ from tests.mutants.mutant import Mutant, Selection
 
 ALL_RANKS = "ncclkv/store/all_ranks.py"
 CHECKPOINTS = "ncclkv/store/checkpoints.py"
+ENGINE = "ncclkv/engine/engine.py"
 FILES = "ncclkv/checkpoint/files.py"
 OWN_PARTS = "ncclkv/store/own_parts.py"
+READ = "ncclkv/checkpoint/read.py"
+RESIDUAL_STATES = "ncclkv/store/residual_states.py"
 RESTORING = "ncclkv/store/restoring.py"
 SAVING = "ncclkv/store/saving.py"
 UPDATER_STATES = "ncclkv/store/updater_states.py"
@@ -16,6 +19,8 @@ WRITE = "ncclkv/checkpoint/write.py"
 _THREADS = Selection("0", "threads/test_store_cases.py", "checkpoints and 3")
 _DIVIDED = Selection("0", "threads/test_store_cases.py", "checkpoints_divided and 3")
 _SAVING = Selection("0", "unit/store/test_saving.py")
+_RESIDUALS = Selection("0", "unit/store/test_residual_states.py")
+_COMPRESSED = Selection("0", "threads/test_store_cases.py", "checkpoints_compressed and not long")
 
 MUTANTS = (
     Mutant(
@@ -131,5 +136,61 @@ MUTANTS = (
         new="array.reshape(-1)[: hi - lo]",
         why="a rank continues with the states of other elements",
         tests=(_THREADS,),
+    ),
+    Mutant(
+        name="residuals-of-all-senders-on-the-first-rank",
+        file=RESIDUAL_STATES,
+        old="        here = sender % self._senders[index][1]\n",
+        new="        here = 0\n",
+        why="a resumed run sends other gradients than the run without a stop",
+        tests=(_COMPRESSED, _RESIDUALS),
+    ),
+    Mutant(
+        name="residual-of-the-last-sender-alone",
+        file=RESIDUAL_STATES,
+        old="if self._first.setdefault((index, position), sender) == sender:",
+        new="if self._first.setdefault((index, position), sender) >= 0:",
+        why="gradients are lost when fewer ranks resume",
+        tests=(_RESIDUALS,),
+    ),
+    Mutant(
+        name="residual-of-the-first-array-saved-for-all",
+        file=RESIDUAL_STATES,
+        old="own = reductions.residuals.of(spec, position)\n",
+        new="own = reductions.residuals.of(spec)\n",
+        why="a run of several devices resumes with the residuals of the first",
+        tests=(_COMPRESSED,),
+    ),
+    Mutant(
+        name="residuals-of-other-disks-not-sent",
+        file=RESIDUAL_STATES,
+        old="            sent[leader] = self._engine.reductions.residuals.of(spec)\n",
+        new="            sent[leader] = comm.kernels.zeros(spec.size, _FLOAT32)\n",
+        why="a checkpoint has no residuals of ranks on other hosts",
+        tests=(_RESIDUALS,),
+    ),
+    Mutant(
+        name="residuals-of-another-codec-taken",
+        file=RESIDUAL_STATES,
+        old="            if self._codec(spec) != (each.codec, each.scope):\n",
+        new="            if self._codec(spec) is None:\n",
+        why="a residual of 2bit, which may be any number, is added to the gradients of 1bit",
+        tests=(_COMPRESSED,),
+    ),
+    Mutant(
+        name="residuals-kept-by-a-load",
+        file=ENGINE,
+        old="            if reset_states:\n                self.reductions.residuals.reset(key)\n",
+        new="",
+        why="gradients of other weights are added after a load",
+        tests=(_COMPRESSED,),
+    ),
+    Mutant(
+        name="senders-in-the-order-of-their-names",
+        file=READ,
+        old="key=lambda part: (parse_name(part[0].tensor), part[0].lo)",
+        new="key=lambda part: part[0]",
+        why="sender 10 is added before sender 2: residuals have other bits",
+        tests=(Selection("0", "unit/checkpoint/test_residuals.py", "order_of_senders"),),
     ),
 )
