@@ -11,12 +11,17 @@ elements that it updates (`ncclkv.store.own_parts`).  The leader then receives n
 pieces of all files, and writes ``checkpoint.json`` last.  Ranks of several hosts may have other
 disks under the same path.  So the leader marks the hidden directory by a file with a random name,
 and each rank looks for the mark.  If any rank does not find the mark, the leader writes all files:
-it requests each key, and all ranks gather the key's states (``Saving.gather_states``).
+it requests each key, and all ranks gather the key's states (``Saving.gather_states``).  Residuals
+of compressed gradients are written in the same way, under every placement: each rank has its own.
 
 The rank that reads compares the manifest with the store's keys and updater before it reads an
 array.  Before anything is changed, all files are in memory and checked, and every rank has checked
 its own updater.  Values and states go to all ranks by broadcasts of about 64 MiB.  A captured step
 continues with the new values.
+
+The residuals of all ranks may not fit in the memory of one.  So the first read checks them, and
+keeps none.  Once the values are installed, the files with residuals are read and checked again, one
+after another, and each residual is sent to its rank (`ncclkv.store.residual_states`).
 """
 
 from __future__ import annotations

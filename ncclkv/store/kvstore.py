@@ -1015,6 +1015,8 @@ are ints, such as 3; use one kind
         gets its name in the directory.  So a process that is killed at any moment leaves the
         earlier checkpoints, with or without the new one.
 
+        If gradients are compressed, every rank writes its residuals in the same way.
+
         Parameters
         ----------
         directory : path, optional
@@ -1103,7 +1105,8 @@ are ints, such as 3; use one kind
         CheckpointError
             On every rank, with the store as it was.  Either there is no checkpoint; or it is
             damaged or not ncclkv's, and the message names an older intact one; or its keys or its
-            updater are not the store's.
+            updater are not the store's.  Files with residuals are read twice: if the second read
+            fails, the store has the values of the checkpoint, and its residuals are zero.
         NotSupported
             When the package safetensors is not installed on the reading rank.
 
@@ -1122,6 +1125,10 @@ are ints, such as 3; use one kind
         calls ``merge_state_dicts(states)`` of the updater with the list of all ranks' states, and
         gives every rank the dict that the method returns.  Without this method it raises
         `CheckpointError`.
+
+        Call `set_gradient_compression` before the load.  Residuals go to the keys that have a codec
+        of the saved type; the others are dropped, with a line in the log.  The residual of rank r
+        goes to rank r % n of n ranks, which adds its residuals in rank order.
         """
         return self._checkpoints.load_store(directory, required=required, fallback=fallback)
 
