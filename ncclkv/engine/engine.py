@@ -242,6 +242,8 @@ class Engine:
         self.reductions.add(rule)
         for state in self.layout.states:
             state.choose_reductions()
+        for key in self.layout.pending:  # a load may have given residuals to keys without a bucket
+            self.reductions.follow(self.layout.registry[key])
         self.epoch = rule
 
     # Push

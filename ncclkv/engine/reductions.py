@@ -71,24 +71,30 @@ class Reductions:
         return rule.codec if rule is not None and rule.encodes(spec) else None
 
     def choose(self, bucket: Bucket) -> dict[Key, Reduction]:
-        """Return the reductions of the keys of a bucket that are encoded.
+        """Return the reductions of the keys of a bucket that are encoded."""
+        found: dict[Key, Reduction] = {}
+        for entry in bucket.entries:
+            codec = self.follow(entry.spec)
+            if codec is not None:
+                if codec.keeps_residual:
+                    self.residuals.of(entry.spec)  # allocated here, not in the middle of a push
+                found[entry.key] = self._reduction(codec)
+        return found
+
+    def follow(self, spec: KeySpec) -> Codec | None:
+        """Return the codec of a key, once residuals of another type of codec are dropped.
 
         A residual stays while its key keeps the type of its codec.
         """
-        found: dict[Key, Reduction] = {}
-        for entry in bucket.entries:
-            key, codec = entry.key, self.codec(entry.spec)
-            before = self._chosen.pop(key, None)
-            if before is not codec:
-                self.saturation.drop([key])
-            if codec is None or (before is not None and before.name != codec.name):
-                self.residuals.drop([key])
-            if codec is not None:
-                self._chosen[key] = codec
-                if codec.keeps_residual:
-                    self.residuals.of(entry.spec)  # allocated here, not in the middle of a push
-                found[key] = self._reduction(codec)
-        return found
+        key, codec = spec.key, self.codec(spec)
+        before = self._chosen.pop(key, None)
+        if before is not codec:
+            self.saturation.drop([key])
+        if codec is None or (before is not None and before.name != codec.name):
+            self.residuals.drop([key])
+        if codec is not None:
+            self._chosen[key] = codec
+        return codec
 
     def _reduction(self, codec: Codec) -> Reduction:
         """Return the reduction of all keys that have a codec."""

@@ -136,6 +136,7 @@ class ResidualStates(Component):
                 here = len(reductions.residuals.all_of(spec.key))
                 number = max(1, here, each.senders if saved.each == ARRAYS else 1)
             senders[each.key_index] = spec, number
+            reductions.follow(spec)
             # A residual of zero, too, so that all ranks save the same keys.
             reductions.residuals.of(spec, number - 1 if reductions.each_array_sends else 0)
         if dropped and self._comm.rank == self._engine.placement.leader:

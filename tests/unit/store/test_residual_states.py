@@ -260,3 +260,31 @@ def test_a_store_without_compression_writes_as_before(tmp_path: Path, update_on:
     made = json.loads((path / "checkpoint.json").read_text())
     assert made["compression"] is None
     assert len(made["files"]) == (3 if update_on == "sharded" else 1)
+
+
+@pytest.mark.parametrize("parameters", [{"type": "1bit"}, None])
+def test_another_type_after_a_load_drops_residuals(
+    tmp_path: Path, parameters: dict[str, Any] | None
+) -> None:
+    """Check a key that has no bucket yet: a residual of 2bit is none of 1bit."""
+
+    def owed(kv: Any) -> list[float]:
+        kept = context_of(kv).engine.reductions.residuals
+        return [float(each[0]) for each in kept.all_of("w")]
+
+    with compressed("every_rank", "local") as kv:
+        kv.init("w", np.zeros(3, np.float32))
+        kv.push("w", np.full(3, 0.75, np.float32))
+        kv.save(tmp_path)
+    with compressed("every_rank", "local") as kv:
+        kv.load(tmp_path)
+        assert not context_of(kv).engine.layout.sealed
+        kv.set_gradient_compression({**CODEC, "threshold": 2})
+        assert owed(kv) == [0.25]
+        kv.set_gradient_compression(parameters)
+        assert owed(kv) == []
+        path = kv.save(tmp_path)
+        assert json.loads((Path(path) / "checkpoint.json").read_text())["compression"] is None
+        kv.set_gradient_compression(CODEC)
+        kv.push("w", np.full(3, 0.375, np.float32))
+        assert owed(kv) == [0.375]
