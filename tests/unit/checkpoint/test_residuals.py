@@ -14,6 +14,10 @@ import pytest
 
 pytest.importorskip("safetensors", reason="safetensors is absent: the extra `checkpoint`")
 
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ncclkv
 from ncclkv.checkpoint.files import Piece
 from ncclkv.checkpoint.manifest import from_plain, to_plain
 from ncclkv.checkpoint.read import read_residuals
@@ -29,6 +33,7 @@ from ncclkv.checkpoint.strict_json import DamagedCheckpoint
 from ncclkv.checkpoint.tensors import Tensor, encode
 from ncclkv.checkpoint.write import write_files
 from ncclkv.errors import CheckpointError
+from tests.harness.extent import examples
 from tests.unit.checkpoint import small_checkpoints
 
 FLOAT32 = np.dtype("float32")
@@ -137,6 +142,43 @@ FIELDS: list[tuple[str, Any]] = [
 def test_malformed_fields_are_refused(path: Path, words: str, field: Any) -> None:
     small_checkpoints.change(path, lambda made: made.update(compression=field))
     refused(path, words)
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 12),
+    st.sampled_from([2**31, 2**64, 10**400, 0.5, "", "ranks", "arrays", "2bit", "1bit", "node"]),
+    st.lists(st.integers(0, 3), max_size=2),
+    st.just(dict[str, Any]()),
+)
+
+
+@settings(
+    max_examples=examples(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_fields_with_wrong_types_load_whole_or_not_at_all(path: Path, data: Any) -> None:
+    original = (path / "checkpoint.json").read_bytes()
+    made = json.loads(original)
+    field = made["compression"]
+    for _ in range(data.draw(st.integers(1, 3))):
+        where = data.draw(st.sampled_from([field, *field["keys"]]))
+        if isinstance(where, dict):
+            names = [name for name in where if name != "keys"]
+            where[data.draw(st.sampled_from(names))] = data.draw(JUNK)
+    small_checkpoints.sign(path, json.dumps(made).encode())
+    try:
+        with ncclkv.create("local") as kv:
+            kv.set_gradient_compression({"type": "2bit"})
+            try:
+                kv.load(path)
+            except ncclkv.KVStoreError:
+                assert kv.keys() == []
+    finally:
+        small_checkpoints.sign(path, original)
 
 
 def test_a_checkpoint_without_the_field_is_refused(path: Path) -> None:

@@ -22,6 +22,7 @@ from ncclkv.errors import CheckpointError
 from ncclkv.optimizer import Adam
 from ncclkv.store import residual_states, saving
 from ncclkv.testing import run_ranks
+from tests.conformance.checkpoints import Sum
 from tests.harness.context import context_of
 from tests.unit.checkpoint import small_checkpoints
 
@@ -61,11 +62,14 @@ def compressed(update_on: str, name: str = "threads") -> Iterator[Any]:
 
 
 @contextmanager
-def opened(update_on: str) -> Iterator[Any]:
+def opened(update_on: str, updater: Any = None) -> Iterator[Any]:
     """Yield a store that has made a step."""
     with compressed(update_on) as kv:
         kv.init(KEYS, [np.ones(size, np.float32) for size in SIZES])
-        kv.set_optimizer(Adam(learning_rate=0.125))
+        if updater is None:
+            kv.set_optimizer(Adam(learning_rate=0.125))
+        else:
+            kv.set_updater(updater)
         push(kv)
         yield kv
 
@@ -91,12 +95,14 @@ def names_of(path: Path) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.parametrize("update", ["optimizer", "object"])
 @pytest.mark.parametrize("update_on", PLACEMENTS)
 def test_each_rank_writes_its_residuals_or_the_leader_all(
-    tmp_path: Path, disks: str, update_on: str
+    tmp_path: Path, disks: str, update_on: str, update: str
 ) -> None:
     def body() -> None:
-        with opened(update_on) as kv:
+        updater = None if update == "optimizer" else Sum(2.0)
+        with opened(update_on, updater) as kv:
             path = Path(kv.save(tmp_path, step=4))
             saved = residuals(kv)
             if kv.rank == 0:
@@ -111,6 +117,8 @@ def test_each_rank_writes_its_residuals_or_the_leader_all(
             push(kv, 1)
             expected = bits(kv)
         with compressed(update_on) as kv:
+            if updater is not None:
+                kv.set_updater(Sum(7.0))
             kv.load(tmp_path)
             assert [*map(bytes, residuals(kv))] == [*map(bytes, saved)]
             push(kv, 1)
