@@ -1,7 +1,8 @@
 """The field ``compression`` of ``checkpoint.json``: the keys with residuals, and their senders.
 
 A residual is the part of a sender's gradients that is not sent yet.  The tensor of a residual is
-named by the index of its key and by its sender, has the shape of the key, and is float32.
+named by the index of its key and by its sender, has the shape of the key, and is float32.  The
+field lists the indices of all keys with the same codec and senders: most stores have one such list.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ MOST = 1024 * 1024
 
 _CODEC = re.compile(r"[a-z0-9][a-z0-9_]{0,63}")
 _SCOPES = ("rank", "node")
-_KEY = {"index": int, "codec": str, "scope": str, "senders": int}
-_FORM = {"each": str, "keys": [_KEY]}
+_GROUP = {"codec": str, "scope": str, "senders": int, "keys": [int]}
+_FORM = {"each": str, "groups": [_GROUP]}
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -105,10 +106,11 @@ def to_plain(manifest: CompressionManifest | None) -> dict[str, Any] | None:
     """Convert the field to JSON values."""
     if manifest is None:
         return None
-    return {
-        "each": manifest.each,
-        "keys": [dict(zip(_KEY, key, strict=True)) for key in manifest.keys],
-    }
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    for key in manifest.keys:
+        groups.setdefault(key[1:], []).append(key.key_index)
+    rows = [dict(zip(_GROUP, (*common, keys), strict=True)) for common, keys in groups.items()]
+    return {"each": manifest.each, "groups": rows}
 
 
 def from_plain(made: Any, keys: int) -> CompressionManifest | None:
@@ -123,26 +125,29 @@ def from_plain(made: Any, keys: int) -> CompressionManifest | None:
     check_form(made, _FORM, "compression")
     if made["each"] not in (RANKS, ARRAYS):
         raise DamagedCheckpoint(f"compression.each is {made['each']!r:.60}, not a kind of senders")
-    found = tuple(_key(place, row, keys) for place, row in enumerate(made["keys"]))
+    found = sorted(
+        EncodedKey(index, row["codec"], row["scope"], row["senders"])
+        for place, row in enumerate(made["groups"])
+        for index in _checked(f"compression.groups[{place}]", row, keys)["keys"]
+    )
     if len({key.key_index for key in found}) != len(found):
-        raise DamagedCheckpoint("compression.keys has a key twice")
+        raise DamagedCheckpoint("compression has a key twice")
     total = sum(key.senders for key in found)
     if total > MOST:
         raise DamagedCheckpoint(f"compression has {total:,} residuals; the limit is {MOST:,}")
-    return CompressionManifest(made["each"], found)
+    return CompressionManifest(made["each"], (*found,))
 
 
-def _key(place: int, row: dict[str, Any], keys: int) -> EncodedKey:
-    """Return a key with residuals."""
-    key, where = EncodedKey(*(row[name] for name in _KEY)), f"compression.keys[{place}]"
-    if key.key_index >= keys:
-        raise DamagedCheckpoint(
-            f"{where}.index is {key.key_index}, and the checkpoint has {keys} keys"
-        )
-    if not _CODEC.fullmatch(key.codec):
-        raise DamagedCheckpoint(f"{where}.codec is {key.codec!r:.60}, not the type of a codec")
-    if key.scope not in _SCOPES:
-        raise DamagedCheckpoint(f"{where}.scope is {key.scope!r:.60}, not a scope")
-    if not key.senders:
+def _checked(where: str, row: dict[str, Any], keys: int) -> dict[str, Any]:
+    """Return a row that has the right form, and the values of keys with residuals."""
+    if not _CODEC.fullmatch(row["codec"]):
+        raise DamagedCheckpoint(f"{where}.codec is {row['codec']!r:.60}, not the type of a codec")
+    if row["scope"] not in _SCOPES:
+        raise DamagedCheckpoint(f"{where}.scope is {row['scope']!r:.60}, not a scope")
+    if not row["senders"]:
         raise DamagedCheckpoint(f"{where}.senders is 0")
-    return key
+    if row["keys"] and max(row["keys"]) >= keys:
+        raise DamagedCheckpoint(
+            f"{where}.keys has the index {max(row['keys'])}, and the checkpoint has {keys} keys"
+        )
+    return row

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ncclkv
+from ncclkv.checkpoint import residuals
 from ncclkv.checkpoint.files import Piece
 from ncclkv.checkpoint.manifest import from_plain, to_plain
 from ncclkv.checkpoint.read import read_residuals
@@ -103,37 +104,51 @@ def test_residuals_are_read_again_in_the_order_of_senders(
 
 
 def test_the_field_survives_json() -> None:
-    assert from_plain(json.loads(json.dumps(to_plain(head())))) == head()
+    other = EncodedKey(1, "fp16", "rank", 2)
+    for keys in ((), COMPRESSION.keys, (*COMPRESSION.keys, other)):
+        made = replace(head(), compression=CompressionManifest("arrays", keys))
+        assert from_plain(json.loads(json.dumps(to_plain(made)))) == made
     assert head().tensors()["residual.0.10"] == Tensor((2,), FLOAT32)
     assert to_plain(small_checkpoints.head())["compression"] is None
     assert small_checkpoints.head().residuals() == {}
 
 
+def test_keys_of_the_same_codec_are_listed_together() -> None:
+    keys = [EncodedKey(index, "2bit", "rank", 3 if index % 2 else 4) for index in range(1000)]
+    made = residuals.to_plain(CompressionManifest("arrays", (*keys,)))
+    assert made is not None
+    assert [row["keys"] for row in made["groups"]] == [[*range(0, 1000, 2)], [*range(1, 1000, 2)]]
+    found = residuals.from_plain(made, 1000)
+    assert found is not None
+    assert [*found.keys] == keys
+
+
 def changed(**fields: Any) -> Any:
-    """Return the field ``compression`` with other values for its key."""
-    row = {"index": 0, "codec": "2bit", "scope": "rank", "senders": SENDERS, **fields}
-    return {"each": "ranks", "keys": [row]}
+    """Return the field ``compression`` with other values for its keys."""
+    row = {"codec": "2bit", "scope": "rank", "senders": SENDERS, "keys": [0], **fields}
+    return {"each": "ranks", "groups": [row]}
 
 
 FIELDS: list[tuple[str, Any]] = [
     ("compression is a list, not an object", []),
-    ("compression has no 'keys'", {"each": "ranks"}),
-    ("compression.each is a int, not a str", {"each": 3, "keys": []}),
-    ("compression.each is 'hosts', not a kind of senders", {"each": "hosts", "keys": []}),
-    ("compression.keys[0] is a int, not an object", {"each": "ranks", "keys": [3]}),
-    ("compression.keys[0].index is -1, less than 0", changed(index=-1)),
-    ("compression.keys[0].index is a bool", changed(index=True)),
-    ("compression.keys[0].index is 2, and the checkpoint has 2 keys", changed(index=2)),
-    ("compression.keys[0].senders is -1, less than 0", changed(senders=-1)),
-    ("compression.keys[0].senders is a float", changed(senders=1.0)),
-    ("compression.keys[0].senders is 0", changed(senders=0)),
+    ("compression has no 'groups'", {"each": "ranks"}),
+    ("compression.each is a int, not a str", {"each": 3, "groups": []}),
+    ("compression.each is 'hosts', not a kind of senders", {"each": "hosts", "groups": []}),
+    ("compression.groups[0] is a int, not an object", {"each": "ranks", "groups": [3]}),
+    ("compression.groups[0].keys[0] is -1, less than 0", changed(keys=[-1])),
+    ("compression.groups[0].keys[0] is a bool", changed(keys=[True])),
+    ("compression.groups[0].keys has the index 2, and the checkpoint", changed(keys=[0, 2])),
+    ("compression.groups[0].senders is -1, less than 0", changed(senders=-1)),
+    ("compression.groups[0].senders is a float", changed(senders=1.0)),
+    ("compression.groups[0].senders is 0", changed(senders=0)),
     ("compression has 1,048,577 residuals; the limit is 1,048,576", changed(senders=MOST + 1)),
-    ("compression.keys[0].codec is '../2bit', not the type of a codec", changed(codec="../2bit")),
-    ("compression.keys[0].scope is 'rack', not a scope", changed(scope="rack")),
-    ("compression.keys has a key twice", {"each": "ranks", "keys": changed()["keys"] * 2}),
+    ("compression.groups[0].codec is '../2bit', not the type", changed(codec="../2bit")),
+    ("compression.groups[0].scope is 'rack', not a scope", changed(scope="rack")),
+    ("compression has a key twice", {"each": "ranks", "groups": changed()["groups"] * 2}),
+    ("compression has a key twice", changed(keys=[0, 0])),
     ("its arrays need", changed(senders=MOST)),
     ("which checkpoint.json does not list", changed(senders=SENDERS - 1)),
-    ("it has a tensor 'residual.0.", changed(index=1)),
+    ("it has a tensor 'residual.0.", changed(keys=[1])),
     ("which checkpoint.json does not list", None),
 ]
 
@@ -165,10 +180,9 @@ def test_fields_with_wrong_types_load_whole_or_not_at_all(path: Path, data: Any)
     made = json.loads(original)
     field = made["compression"]
     for _ in range(data.draw(st.integers(1, 3))):
-        where = data.draw(st.sampled_from([field, *field["keys"]]))
-        if isinstance(where, dict):
-            names = [name for name in where if name != "keys"]
-            where[data.draw(st.sampled_from(names))] = data.draw(JUNK)
+        where = data.draw(st.sampled_from([field, field["groups"][0]]))
+        names = [name for name in where if name != "groups"]
+        where[data.draw(st.sampled_from(names))] = data.draw(JUNK)
     small_checkpoints.sign(path, json.dumps(made).encode())
     try:
         with ncclkv.create("local") as kv:
@@ -219,7 +233,7 @@ def test_a_residual_in_two_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_claim_of_many_residuals_takes_little_memory(path: Path) -> None:
-    field = {"each": "ranks", "keys": [changed(index=at, senders=MOST)["keys"][0] for at in (0, 1)]}
+    field = changed(keys=[0, 1], senders=MOST)
     small_checkpoints.change(path, lambda made: made.update(compression=field))
     tracemalloc.start()
     try:
