@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from ncclkv.store.kvstore import KVStore
@@ -53,6 +54,22 @@ def settle(kv: KVStore, keys: list[KeyT]) -> None:
     As `KVStore.wait`, but on a GPU the host waits for nothing.
     """
     kv._waiting.wait_for(keys, blocks=False)
+
+
+class SavedResiduals:
+    """A copy of the residuals of a key on this rank: what its gradients have not sent yet.
+
+    `restore` puts the copy back after a flush whose sum is dropped.
+    """
+
+    def __init__(self, kv: KVStore, key: Key) -> None:
+        self._all_of = partial(kv._context.engine.reductions.residuals.all_of, key)
+        self._copies = [each.copy() for each in self._all_of()]
+
+    def restore(self) -> None:
+        """Give the residuals the numbers that they had; a flush may not be in flight."""
+        for residual, copy in zip(self._all_of(), self._copies, strict=False):
+            residual[...] = copy
 
 
 def by_bucket(kv: KVStore, keys: Iterable[KeyT]) -> list[list[KeyT]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -18,6 +18,8 @@ from ncclkv.store.sums import keep_sums
 from ncclkv.torch import ddp
 from ncclkv.torch.buffers import Buffers, follow_once
 from ncclkv.torch.checks import checked, store_of
+from ncclkv.torch.comm_hooks import compress_of
+from ncclkv.torch.compression import compress_by, rules_of
 from ncclkv.torch.devices import device_of
 from ncclkv.torch.gradients import Gradients
 from ncclkv.torch.parameters import ignored_names
@@ -89,6 +91,12 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         them, or give False.
     bucket_bytes : int or "auto", optional
         Limit of a bucket, for a store that is made here; as for `ncclkv.create`.
+    compress : str or dict, optional
+        The compression of gradients, as for `KVStore.set_gradient_compression`, such as ``{"type":
+        "2bit", "threshold": 0.5}``; ``"fp16"`` stands for ``{"type": "fp16"}``.  Or a dict of
+        these by names of parameters, or by patterns of names, as ``{"*": "fp16", "*.bias": None}``.
+        The last entry that matches a parameter counts.  None, as without an entry: the gradient is
+        sent whole.
 
     Other Parameters
     ----------------
@@ -134,7 +142,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     UsageError
         When no parameter requires a gradient, another wrapper that is not closed has a parameter
         of the module, or `kvstore` is not a store for gradients.  Also when an argument is unknown,
-        or names another device than the module's.
+        or names another device than the module's, or `compress` has a pattern without a parameter.
     NotSupported
         When a parameter or buffer is not a dense tensor in host memory or on a GPU of CUDA, or a
         part is a SyncBatchNorm and torch.distributed is not initialized.  Also for arguments of DDP
@@ -198,17 +206,17 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         find_unused_parameters: bool = False,
         gradient_as_view: bool = True,
         bucket_bytes: int | Literal["auto"] | None = None,
+        compress: str | Mapping[str, Any] | None = None,
         **given: Unpack[ddp.DdpArguments],
     ) -> None:
         super().__init__()
         parameters, buffers = checked(module)
         first = next(iter(parameters.by_key.values()))
         ddp.check(given, first.device)
-        self.__dict__["module"] = module  # not as a submodule, whose names would get a prefix
-        # torch finds parts by these: a parent that loads its state, get_submodule, functional_call.
-        self.__dict__.update((name, vars(module)[name]) for name in _SHARED if name in vars(module))
-        self.training = module.training
+        rules = rules_of(compress, parameters.by_key)
+        self._share(module)
         self.kvstore = kv = store_of(kvstore, first.device, ddp.bucket_bytes(bucket_bytes, given))
+        compress_by(kv, rules, owned=kv is not kvstore)
         keep_sums(kv)
         self._placed, self._device = first.device, device_of(kv, first)
         follows = ddp.sync_buffers(broadcast_buffers, given)
@@ -226,9 +234,16 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
             others = [] if follows else buffers.values()
             if given.get("init_sync", True):
                 follow_once(kv, [*parameters.by_key.values(), *others])
-        self._averages = average
+        self._averages, self._chosen = average, bool(rules)
         self._reduces, self._is_uneven = True, False
         self._followed = 0  # number of reductions at the last time that buffers followed
+
+    def _share(self, module: torch.nn.Module) -> None:
+        """Share the module's parts, whose names get no prefix: the module is no submodule."""
+        self.__dict__["module"] = module
+        # torch finds parts by these: a parent that loads its state, get_submodule, functional_call.
+        self.__dict__.update((name, vars(module)[name]) for name in _SHARED if name in vars(module))
+        self.training = module.training
 
     # Passes
 
@@ -436,12 +451,49 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         """The number of the module's GPU in a list; None in host memory."""
         return None if self.output_device is None else [self.output_device]
 
-    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> NoReturn:
-        """Raise `NotSupported`: gradients are neither compressed nor given to a hook."""
-        raise NotSupported(
-            "DataParallel has no hooks of communication, and this version compresses no gradients; "
-            "a module of torch.bfloat16 sends half the bytes: convert it before you wrap it"
-        )
+    @public
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Compress gradients as a hook of torch's own does; collective.
+
+        `hook` may be ``allreduce_hook``, ``fp16_compress_hook``, ``bf16_compress_hook`` or
+        ``powerSGD_hook``.  The store has the effect of the hook, as by the argument `compress`, and
+        never calls the hook.
+
+        Parameters
+        ----------
+        state : object
+            As for the hook: None, a process group of all ranks, or a ``PowerSGDState``.  Of the
+            state the numbers are read, but for ``orthogonalization_epsilon``.
+        hook : callable
+            A 16-bit sum is rounded once here; torch rounds each addition.
+
+        Raises
+        ------
+        UsageError
+            After the first forward pass, after another call, or if `compress` was given.
+        NotSupported
+            For any other hook, and for a hook whose compression the store does not have.
+
+        Examples
+        --------
+        >>> from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        >>> model = DataParallel(torch.nn.Linear(2, 1), "local")
+        >>> model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        >>> model.kvstore.gradient_compression("bias")["type"]
+        'fp16'
+        >>> model.close()
+        """
+        if self._chosen or self._gradients.called:
+            when = "after a forward pass" if self._gradients.called else "again, or with compress="
+            raise UsageError(
+                f"register_comm_hook was called {when}; call it once, before the first forward "
+                f"pass, or use DataParallel(..., compress='fp16') alone"
+            )
+        kv, parameters = self.kvstore, self._gradients.parameters.by_key
+        compress = compress_of(state, hook, kv.num_workers)
+        with self._device.calls():
+            compress_by(kv, rules_of(compress, parameters, "register_comm_hook"))
+        self._chosen = True
 
     def __getattr__(self, name: str) -> Any:
         """Return a part of the wrapped module; name what stands for an attribute of DDP."""

@@ -70,6 +70,7 @@ ABSENT = {
     "parameters_to_ignore": "use .module._ddp_params_and_buffers_to_ignore",
     "join_hook": "use `with model.join():`, for one module at a time",
     "join_device": "use .device",
+    "_register_builtin_comm_hook": "use DataParallel(..., compress='fp16')",
     "_register_fused_optim": "make the optimizer's step after backward",
 }
 """Attributes of DDP that `DataParallel` lacks, and the thing to use instead."""

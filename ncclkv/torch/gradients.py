@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet, finalize, ref
 from zlib import crc32
 
@@ -21,7 +21,7 @@ import torch
 from ncclkv.errors import OrderMismatch, UsageError
 from ncclkv.frames import warn
 from ncclkv.store.kvstore import KVStore
-from ncclkv.store.sums import InPlace, by_bucket, init_sums, settle
+from ncclkv.store.sums import InPlace, SavedResiduals, by_bucket, init_sums, settle
 from ncclkv.torch.buffers import follow_once
 from ncclkv.torch.devices import Device
 from ncclkv.torch.hooks import accumulation_of, counting_hook, remove
@@ -42,6 +42,22 @@ _CREATE_GRAPH = (
     "graph, so nothing can be differentiated through it; call "
     "torch.autograd.grad(loss, parameters, create_graph=True) for a graph of this rank's gradients"
 )
+
+
+class _Kept(NamedTuple):
+    """The state of a parameter that a pass on this rank has left out.
+
+    Attributes
+    ----------
+    gradient : torch.Tensor or None
+        Its gradient before the push.
+    residuals : SavedResiduals
+        Those before the push.
+    """
+
+    gradient: torch.Tensor | None
+    residuals: SavedResiduals
+
 
 _requires_grad = attrgetter("requires_grad")
 
@@ -98,6 +114,8 @@ class Gradients:
         block.
     reductions : int
         Number of backward passes that have reduced.
+    called : bool
+        Whether a forward pass of the wrapper has recorded a graph.
     """
 
     def __init__(
@@ -112,6 +130,7 @@ class Gradients:
     ) -> None:
         self.divides_by_all = False
         self.reductions = 0
+        self.called = False
         self._pass = Pass(self._end, bare=kv.num_workers > 1)
         self._kv, self._device = kv, device
         self.parameters = parameters
@@ -144,6 +163,7 @@ class Gradients:
         The next backward pass reduces, or accumulates on this rank.
         """
         self.drop()
+        self.called = True
         self._pass.announce(reduces=reduces)
         if self.parameters.have_changed():
             self._follow_parameters()
@@ -331,26 +351,27 @@ class Gradients:
 
     # Parameters without a gradient
 
-    def _push_rest(self) -> dict[str, torch.Tensor | None]:
+    def _push_rest(self) -> dict[str, _Kept]:
         """Push the other buckets, with earlier gradients or zeros for what the pass has left out.
 
         Returns
         -------
-        dict of torch.Tensor or None, by name
+        dict of _Kept, by name
             For each parameter that no pass on this rank has used since the last reduction, its
-            gradient before; it returns if no other rank has used the parameter either.
+            state before; it returns if no other rank has used the parameter either.
         """
         rest = [bucket for bucket in self._buckets if not bucket.pushed]
         missing = [name for bucket in rest for name in bucket.by_key if name in bucket.left]
         self._check_nodes(missing)
         if missing and not self.find_unused:
             self._refuse(missing)
-        kept: dict[str, torch.Tensor | None] = {}
+        kept: dict[str, _Kept] = {}
         for name in missing:
             if name not in self._touched:
                 slot = self._active[name]
                 gradient = slot.parameter.grad
-                kept[name] = gradient.clone() if slot.holds(gradient) else gradient
+                own = gradient.clone() if slot.holds(gradient) else gradient
+                kept[name] = _Kept(own, SavedResiduals(self._kv, name))
         for bucket in rest:
             self._push(bucket)
         if self._counting:
@@ -385,12 +406,14 @@ class Gradients:
             f"requires_grad_(False), or set find_unused_parameters=True{self._pass.advice}"
         )
 
-    def _give_back(self, kept: Mapping[str, torch.Tensor | None]) -> None:
+    def _give_back(self, kept: Mapping[str, _Kept]) -> None:
         """Let `.grad` of each parameter hold the result."""
         skipped = self._kv.skipped > self._skipped
         *used_by, ranks = self._counted.tolist() if self._counting else (0,)
         used = dict(zip(self.parameters.by_key, used_by, strict=self._counting))
-        unused = {name: gradient for name, gradient in kept.items() if not used[name]}
+        unused = {name: each.gradient for name, each in kept.items() if not used[name]}
+        for name in unused:
+            kept[name].residuals.restore()
         for bucket in self._buckets:
             if skipped:  # no rank has the sums: an optimizer leaves out parameters without gradient
                 bucket.drop_gradients()

@@ -16,6 +16,9 @@ from tests.harness.source import ROOT
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (  # noqa: E402
+    fp16_compress_hook,
+)
 from torch.utils.data import TensorDataset  # noqa: E402
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
@@ -39,6 +42,7 @@ def names() -> Names:
     return {
         "ncclkv": ncclkv,
         "MPI": MPI,
+        "fp16_compress_hook": fp16_compress_hook,
         "DistributedSampler": DistributedSampler,
         "x": x,
         "y": torch.full((1,), RANK + 1, dtype=torch.int64),
@@ -78,6 +82,10 @@ def gradient_of_all(found: Names) -> bool:
     return bool(found["module"].weight.grad.tolist() == [[MEAN_RANK + 1] * 2])
 
 
+def type_of(found: Names) -> Any:
+    return found["kv"].gradient_compression("weight")["type"]
+
+
 CHECKS: dict[str, Check] = {
     '`init_process_group("gloo")`': lambda n: n["kv"].num_workers == SIZE,
     "`init_process_group(timeout=...)`": lambda n: n["kv"].num_workers == SIZE,
@@ -107,6 +115,7 @@ CHECKS: dict[str, Check] = {
     "`DistributedSampler(data)`": lambda n: len(n["sampler"]) == 4,
     "`DistributedDataParallel(module)`": gradient_of_all,
     "`model.no_sync()`": lambda n: n["module"].weight.grad.tolist() == [[RANK + 1.0] * 2],
+    "`model.register_comm_hook(state, hook)`": lambda n: type_of(n) == "fp16",
     "`model.join()`, `Join([model])`": lambda n: n["module"].weight.grad[0, 0] == MEAN_RANK + 1,
     "`ZeroRedundancyOptimizer`": lambda n: n["trainer"].optimizer is not None,
 }

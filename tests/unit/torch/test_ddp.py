@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -218,12 +218,6 @@ def test_an_attribute_that_is_absent_names_another(model: Any, name: str) -> Non
 
 def test_the_table_names_attributes_that_are_absent(model: Any) -> None:
     assert [name for name in ddp.ABSENT if hasattr(model, name)] == []
-
-
-def test_a_hook_of_communication_is_refused(model: Any) -> None:
-    hook: Callable[..., Any] = lambda state, bucket: None  # noqa: E731
-    with pytest.raises(NotSupported, match="compresses no gradients; .*bfloat16 sends half"):
-        model.register_comm_hook(None, hook)
 
 
 def test_join_takes_ddps_arguments(model: Any) -> None:
