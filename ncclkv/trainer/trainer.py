@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
 from ncclkv import env
 from ncclkv.arguments import check_flag, known_arguments
-from ncclkv.errors import ReadOnlyAttribute, UsageError
+from ncclkv.compress.parameters import complete_parameters
+from ncclkv.errors import DTypeMismatch, ReadOnlyAttribute, UsageError
 from ncclkv.optimizer import create as create_optimizer
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.hyperparameters import finite
@@ -62,7 +63,8 @@ class Trainer:
         A name for `ncclkv.create`, a store without keys and optimizer, or None.  A trainer closes
         only a store that it has created.
     compression_params : dict, optional
-        Passed to ``set_gradient_compression`` of the store.
+        Passed to ``set_gradient_compression`` of the store, such as ``{"type": "fp16"}``.  Updates
+        on this process alone compress nothing.
     update_on_kvstore : bool, optional
         Whether the optimizer runs on the store.  If not, gradients hold sums after each step, and
         parameters must lie in host memory.
@@ -80,6 +82,8 @@ class Trainer:
     ------
     UsageError
         When an argument is refused, such as a store with keys: each trainer needs its own store.
+    DTypeMismatch
+        When `compression_params` has a type that compresses none of the parameters.
     NotSupported
         When the store lacks what `compression_params` or `update_on_kvstore` ask for.
     LaunchError
@@ -127,6 +131,8 @@ class Trainer:
         """Give the store its optimizer and keys, and all ranks rank 0's values."""
         store, params = self.kvstore, self._params
         if store is None:
+            if compression_params is not None:
+                complete_parameters(compression_params)  # a wrong name fails on one process, too
             return
         if compression_params is not None:
             store.set_gradient_compression(compression_params)
@@ -136,6 +142,8 @@ class Trainer:
             self._copies = Copies(store, params.names, params.values)
         else:
             store.broadcast(params.names, params.values, params.values)
+        if compression_params is not None and isinstance(store, KVStore):
+            _check_compressed(store, params.names, compression_params)
 
     def _start(self) -> None:
         """Take parameters that were loaded before the first step; collective."""
@@ -378,6 +386,16 @@ def _refuse_used(store: KVStore) -> None:
         raise UsageError(
             f"Trainer: the store already has {found}, perhaps of another Trainer; give each "
             f"Trainer a store of its own, made by ncclkv.create"
+        )
+
+
+def _check_compressed(store: KVStore, names: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Refuse a compression of no parameter: all gradients would be sent whole."""
+    if not any(map(store.gradient_compression, names)):
+        dtypes = sorted({str(store.spec(name).dtype) for name in names})
+        raise DTypeMismatch(
+            f"Trainer: compression_params={dict(given)} compresses no parameter, because their "
+            f"dtypes are {', '.join(dtypes)}; train in float32, or leave compression_params out"
         )
 
 

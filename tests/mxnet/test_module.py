@@ -17,7 +17,9 @@ import ncclkv.mxnet  # noqa: E402  # imports MXNet
 nd = mx.nd
 
 
-def fitted(kvstore: Any, devices: int = 1, epochs: int = 3, **more: Any) -> tuple[Any, Any]:
+def fitted(
+    kvstore: Any, devices: int = 1, epochs: int = 3, compression: Any = None, **more: Any
+) -> tuple[Any, Any]:
     """Return a module that was fitted, and its weights."""
     mx.random.seed(1)
     np.random.seed(1)
@@ -26,7 +28,8 @@ def fitted(kvstore: Any, devices: int = 1, epochs: int = 3, **more: Any) -> tupl
     out = mx.sym.SoftmaxOutput(out, name="softmax")
     numbers = np.random.default_rng(1)
     data, labels = numbers.standard_normal((32, 4)), numbers.integers(0, 3, 32)
-    module = mx.mod.Module(out, context=[mx.cpu(each) for each in range(devices)])
+    contexts = [mx.cpu(each) for each in range(devices)]
+    module = mx.mod.Module(out, context=contexts, compression_params=compression)
     module.fit(
         mx.io.NDArrayIter(data, labels, batch_size=8),
         num_epoch=epochs,
@@ -55,6 +58,16 @@ def test_fit(devices: int, on_store: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(module._kvstore, ncclkv.mxnet.NCCLKV)
     assert module._update_on_kvstore == (on_store == "1")
     assert same(wanted, found)
+
+
+def test_fit_with_compressed_gradients() -> None:
+    compression = {"type": "2bit", "threshold": 0.1}
+    _, wanted = fitted("device", 2, compression=compression)
+    with ncclkv.mxnet.create("device") as kv:
+        _, found = fitted(kv, 2, compression=compression)
+        assert kv.gradient_compression("fc1_weight")["threshold"] == 0.1
+    assert same(wanted, found)
+    assert not same(wanted, fitted("device", 2)[1])
 
 
 def test_a_store_as_kvstore() -> None:

@@ -12,6 +12,7 @@ from mpi4py import MPI
 import ncclkv
 from ncclkv.errors import OrderMismatch
 from ncclkv.optimizer import LAMB, LARS, SGD
+from tests.codecs import TwoBit
 
 RATE, MOMENTUM, STEPS = 0.125, 0.5, 4
 SHAPES = {"matrix": (64, 300), "bias": (300,), "scale": ()}
@@ -152,3 +153,40 @@ def _step_of_other_batch_sizes(update_on: Any) -> None:
     with ncclkv.create("dist_sync", update_on=update_on) as kv:
         trainer = ncclkv.Trainer([("a", np.zeros(2), np.ones(2))], "sgd", kvstore=kv)
         trainer.step(4 + kv.rank)
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize(
+    ("update_on", "on_store"),
+    [("every_rank", True), ("root", True), ("sharded", True), ("every_rank", False)],
+)
+def test_compressed_gradients_on_every_placement(
+    comm_world: MPI.Intracomm, update_on: Any, on_store: bool
+) -> None:
+    size = comm_world.Get_size()
+    shapes = {name: SHAPES[name] for name in ("bias", "scale")}
+    weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    wanted = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    senders = {
+        name: [TwoBit(1.0, int(np.prod(shape))) for _ in range(size)]
+        for name, shape in shapes.items()
+    }
+    with ncclkv.create("dist_sync", update_on=update_on) as kv:
+        trainer = ncclkv.Trainer(
+            weights, "sgd", {"learning_rate": RATE}, kv, {"type": "2bit", "threshold": 1}, on_store
+        )
+        for step in range(STEPS):
+            mine = {name: np.asarray(gradient(name, step, kv.rank), np.float32) for name in shapes}
+            trainer.grads.update(mine)
+            trainer.step(4)
+            for name, models in senders.items():
+                of_ranks = [
+                    np.asarray(gradient(name, step, rank), np.float32) for rank in range(size)
+                ]
+                counts = [
+                    model.push(array.reshape(-1))[1]
+                    for model, array in zip(models, of_ranks, strict=True)
+                ]
+                wanted[name] -= np.float32(RATE / 4) * sum(counts).reshape(SHAPES[name])
+        for name, weight in weights.items():
+            np.testing.assert_array_equal(weight, wanted[name], err_msg=name)

@@ -88,6 +88,18 @@ def test_gluon() -> None:
     assert difference(wanted, gluon("ncclkv", [RANK])) < 1e-6
 
 
+COMPRESSION = {"type": "2bit", "threshold": 0.1}
+
+
+@pytest.mark.skipif(SIZE == 1, reason="MXNet compresses nothing on one device")
+@pytest.mark.filterwarnings("ignore:kvstore='device' in each of:UserWarning")
+def test_gluon_compresses_as_mxnet() -> None:
+    """A rank keeps a residual here, and a device in MXNet's store of one process."""
+    wanted = gluon("device", [*range(SIZE)], compression_params=COMPRESSION)
+    assert difference(wanted, gluon("ncclkv", [RANK], compression_params=COMPRESSION)) < 1e-5
+    assert difference(wanted, gluon("local", [*range(SIZE)])) > 1e-3
+
+
 def module(kvstore: Any, parts: list[int]) -> list[np.ndarray]:
     """Fit a module to some parts of each batch, one part for each device."""
     mx.random.seed(1 if 0 in parts else 2)  # Module broadcasts rank 0's before

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.errors import NotSupported, UsageError
+from ncclkv.errors import DTypeMismatch, NotSupported, UnknownArgument, UsageError
 from ncclkv.optimizer import SGD
 from ncclkv.testing import run_ranks
 
@@ -244,9 +244,72 @@ def test_a_wrong_batch_size_is_refused(size: Any) -> None:
         trainer.step(size)
 
 
-def test_compression_is_refused_by_the_store_which_is_then_closed() -> None:
-    with pytest.raises(NotSupported, match=r"set_gradient_compression is not in this version"):
+@pytest.mark.parametrize("on_store", [True, False])
+def test_gradients_are_compressed(on_store: bool) -> None:
+    compression = {"type": "2bit", "threshold": 0.5}
+
+    def work() -> list[float]:
+        weights = {"w": np.full(3, 0.3, np.float32), "double": np.zeros(1)}
+        with ncclkv.Trainer(
+            weights, "sgd", {"learning_rate": 1.0}, "threads", compression, on_store
+        ) as trainer:
+            kv = trainer.kvstore
+            assert kv.gradient_compression("w")["threshold"] == 0.5
+            assert kv.gradient_compression("double") is None
+            np.testing.assert_array_equal(weights["w"], np.float32(0.3))  # values are sent whole
+            for _ in range(2):
+                gradient = np.array([0.25, 2.0, -0.75], np.float32) * (kv.rank + 1)
+                trainer.grads.update(w=gradient, double=np.ones(1))
+                trainer.step(1)
+        return [*weights["w"].tolist(), *weights["double"].tolist()]
+
+    # Steps of both ranks: 0 and 0.5, 0.5 and 0.5; then always the threshold.
+    expected = [0.3 - 1.5, 0.3 - 2.0, 0.3 + 2.0, -4.0]
+    for found in run_ranks(2, work):
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+WRONG_COMPRESSION: dict[str, tuple[Any, type[Exception], str]] = {
+    "str": ("2bit", UsageError, "compression_params='2bit' is not a dict; give one such as"),
+    "type": ({"type": "3bit"}, UsageError, "compression_params: type '3bit' is unknown"),
+    "name": ({"type": "2bit", "treshold": 1}, UnknownArgument, "did you mean 'threshold'"),
+}
+
+
+@pytest.mark.parametrize("kvstore", ["threads", "local", None])
+@pytest.mark.parametrize("name", WRONG_COMPRESSION)
+def test_wrong_compression_is_refused_on_any_store(name: str, kvstore: Any) -> None:
+    given, error, text = WRONG_COMPRESSION[name]
+    with pytest.raises(error, match=text):
+        ncclkv.Trainer({"a": np.zeros(1, np.float32)}, "sgd", None, kvstore, given)
+
+
+def test_compression_of_no_parameter_is_refused() -> None:
+    words = (
+        "compression_params={'type': '2bit'} compresses no parameter, because their dtypes are "
+        "float64; train in float32, or leave"
+    )
+    with pytest.raises(DTypeMismatch, match=words):
         ncclkv.Trainer({"a": np.zeros(1)}, "sgd", None, "threads", {"type": "2bit"})
+    ncclkv.Trainer({"a": np.zeros(1)}, "sgd", None, "threads", {"type": "fp16"}).close()
+
+
+def test_a_store_that_refuses_a_compression_is_closed() -> None:
+    def work() -> None:
+        parameters = {"a": np.zeros(1, np.float32)}
+        with pytest.raises(NotSupported, match="topk"):
+            ncclkv.Trainer(parameters, "sgd", None, "threads", {"type": "topk"})
+        ncclkv.Trainer(parameters, "sgd", None, "threads", {"type": "fp16"}).close()
+
+    run_ranks(2, work)
+
+
+def test_no_store_compresses_nothing() -> None:
+    weight = np.zeros(1, np.float32)
+    trainer = ncclkv.Trainer({"a": weight}, "sgd", {"learning_rate": 1}, None, {"type": "1bit"})
+    trainer.grads["a"] = np.full(1, 0.25, np.float32)
+    trainer.step(1)
+    assert weight.tolist() == [-0.25]
 
 
 @pytest.mark.parametrize("on_store", [True, False])
