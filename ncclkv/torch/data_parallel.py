@@ -146,7 +146,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     NotSupported
         When a parameter or buffer is not a dense tensor in host memory or on a GPU of CUDA, or a
         part is a SyncBatchNorm and torch.distributed is not initialized.  Also for arguments of DDP
-        whose effect this class does not have.
+        whose effect this class does not have, and for a compression that the store does not have.
     SpecMismatch
         On every rank, when ranks wrap different modules.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, Selection
 
 BUFFERS = "ncclkv/torch/buffers.py"
+COMPRESSION = "ncclkv/torch/compression.py"
 COPIES = "ncclkv/trainer/copies.py"
 DEVICES = "ncclkv/torch/devices.py"
 GRADIENTS = "ncclkv/torch/gradients.py"
@@ -23,6 +24,7 @@ MODULES = "ranks/test_data_parallel.py"
 OF_PASSES = "ranks/test_data_parallel_local.py"
 OF_BUFFERS = "ranks/test_data_parallel_buffers.py"
 PROGRAMS = "ranks/test_data_parallel_programs.py"
+COMPRESSED = "unit/torch/test_compression.py"
 
 MUTANTS = (
     Mutant(
@@ -232,6 +234,54 @@ MUTANTS = (
         new="            pass\n",
         why="two threads call one store at the same time",
         tests=(Selection("0", "unit/store/test_deputy.py", "ends_with_the_block"),),
+    ),
+    Mutant(
+        name="residuals-of-unused-parameters-changed",
+        file=GRADIENTS,
+        old="            kept[name].residuals.restore()\n",
+        new="            pass\n",
+        why="a part of the gradient is lost with the sum that no rank uses",
+        tests=(Selection("0", COMPRESSED, "leaves_its_residual"),),
+    ),
+    Mutant(
+        name="patterns-leave-out-replaced-parameters",
+        file=COMPRESSION,
+        old='[self.pattern, f"{self.pattern} (*)"]',
+        new="[self.pattern]",
+        why="the gradient of a parameter is sent whole after its layer was replaced",
+        tests=(Selection("0", COMPRESSED, "replaces_another"),),
+    ),
+    Mutant(
+        name="entries-without-effect",
+        file=COMPRESSION,
+        old="        if not names:\n",
+        new="        if False:\n",
+        why="biases are compressed although an entry that stands too early excludes them",
+        tests=(Selection("0", COMPRESSED, "wrong_argument"),),
+    ),
+    Mutant(
+        name="refused-compression-keeps-the-store",
+        file=COMPRESSION,
+        old="        if owned:\n",
+        new="        if False:\n",
+        why="a store that nobody can close keeps its memory",
+        tests=(Selection("0", COMPRESSED, "is_closed"),),
+    ),
+    Mutant(
+        name="hooks-of-communication-late",
+        file=GRADIENTS,
+        old="        self.called = True\n",
+        new="        pass\n",
+        why="a hook that ranks register in other steps changes the bits of some passes",
+        tests=(Selection("0", "unit/torch/test_comm_hooks.py", "after_a_forward"),),
+    ),
+    Mutant(
+        name="compression-of-no-parameter",
+        file=TRAINER,
+        old="            _check_compressed(store, params.names, compression_params)\n",
+        new="            pass\n",
+        why="a trainer of float64 sends whole gradients although it was given a compression",
+        tests=(Selection("0", "unit/trainer/test_trainer.py", "of_no_parameter"),),
     ),
     Mutant(
         name="batch-size-of-the-first-step",

@@ -152,16 +152,24 @@ def test_a_store_that_refuses_a_type_is_free_again() -> None:
         model(torch.ones(1, 2)).sum().backward()
 
 
-def test_a_store_made_here_is_closed_if_it_refuses_a_type() -> None:
-    def work() -> str:
-        with pytest.raises(NotSupported, match="topk") as caught:
+def test_a_store_made_here_is_closed_if_it_refuses_a_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = []
+
+    def create(*arguments: Any, **options: Any) -> Any:
+        stores.append(ncclkv.create(*arguments, **options))
+        return stores[-1]
+
+    monkeypatch.setattr("ncclkv.torch.checks.create", create)
+
+    def work() -> None:
+        with pytest.raises(NotSupported, match="topk"):
             DataParallel(module(), "threads", compress="topk")
         model = DataParallel(module(), "threads", compress="fp16")
         model(torch.ones(1, 2)).sum().backward()
         model.close()
-        return str(caught.value)
 
-    assert len(ncclkv.testing.run_ranks(2, work)) == 2
+    ncclkv.testing.run_ranks(2, work)
+    assert ["closed" in repr(kv) for kv in stores] == [True] * 4
 
 
 def test_ranks_that_give_other_types_are_refused() -> None:
