@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from ncclkv.arrays.dtypes import named
-from ncclkv.comm.programs.coded_sum import BLOCK
+from ncclkv.comm.programs.decoding import BLOCK
 from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.half import Half
 from ncclkv.engine.saturation import Saturation

@@ -11,13 +11,12 @@ their result, of which each decodes a slice.  Short arrays are sent to all, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-import numpy as np
-
 from ncclkv.comm.destinations import To
+from ncclkv.comm.programs.decoding import Decoding, word
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Apply, Buffer
@@ -25,13 +24,8 @@ from ncclkv.comm.wire import Range, Wire
 from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.entries import Padding
 
-BLOCK = 64 * 1024
-"""Elements that are decoded and updated at once: they stay in the cache."""
-
 SHORT_BYTES = 16 * 1024
 """Up to this length of a payload a second step costs more than longer messages."""
-
-_UINT16 = np.dtype(np.uint16)
 
 Nodes = Sequence[Sequence[int]]
 
@@ -71,60 +65,20 @@ class CodedSum:
         """Make the sum."""
         if self.encode is not None:
             self.encode()
-        form, counts = self.form, np.empty(min(BLOCK, self.receive.size), _UINT16)
+        form, senders = self.form, len(self.form.senders)
+        divisor = senders if self.divides else None
+        decoding = Decoding(self.codec, senders, self.padding, self.receive, divisor)
+        own = form.decoded[wire.rank]
         parts = yield from wire.read(self.payload, form.codes)
-        blocks = self._count(parts, form.decoded[wire.rank], counts)
+        blocks = decoding.count([part for part in parts if part is not None], own)
         if not form.two_steps:
-            for lo, hi, block in blocks:
-                self._write(block, lo, hi, apply)
+            decoding.write(blocks, apply)
             return
-        start, _ = form.decoded[wire.rank]
-        for lo, hi, block in blocks:
-            into = self.packed[form.packed(lo - start) : form.packed(hi - start)]
-            self.codec.pack_counts(block, into, len(self.form.senders))
+        decoding.pack(blocks, own[0], self.packed)
         parts = yield from wire.read(self.packed, form.counts)
         for bounds, part in zip(form.decoded, parts, strict=True):
             if part is not None:
-                self._write_share(bounds, part, counts, apply)
-
-    def _count(
-        self, parts: Sequence[Buffer | None], bounds: Range, counts: Buffer
-    ) -> Iterator[tuple[int, int, Buffer]]:
-        """Yield ranges of the elements `bounds`, and their counts, from the codes of all senders.
-
-        The first code in each of the `parts` is that of the first element of a word.
-        """
-        codec, (begin, end) = self.codec, bounds
-        payloads, first = [part for part in parts if part is not None], _word(begin, codec.unit)
-        for start in range(first, end, BLOCK) if begin < end else ():
-            stop = min(start + BLOCK, end)
-            lo, hi = codec.nbytes(start - first), codec.nbytes(stop - first)
-            block = counts[: stop - start]
-            codec.count_sum([payload[lo:hi] for payload in payloads], block)
-            skipped = max(begin - start, 0)
-            yield start + skipped, stop, block[skipped:]
-
-    def _write_share(
-        self, bounds: Range, part: Buffer, counts: Buffer, apply: Apply | None
-    ) -> None:
-        """Write the sums of a share, by its packed counts."""
-        first, end = bounds
-        for lo in range(first, end, BLOCK):
-            hi = min(lo + BLOCK, end)
-            packed = part[self.form.packed(lo - first) : self.form.packed(hi - first)]
-            block = counts[: hi - lo]
-            self.codec.unpack_counts(packed, block, len(self.form.senders))
-            self._write(block, lo, hi, apply)
-
-    def _write(self, counts: Buffer, lo: int, hi: int, apply: Apply | None) -> None:
-        """Write the sums of elements ``[lo, hi)``, and update them."""
-        out, senders = self.receive[lo:hi], len(self.form.senders)
-        self.codec.finish(counts, senders, out)
-        if self.divides:
-            out /= np.float32(senders)
-        self.padding.clear(lo, out)
-        if apply is not None:
-            apply(lo, hi)
+                decoding.write(decoding.unpack(part, bounds), apply)
 
 
 @dataclass(frozen=True)
@@ -150,7 +104,7 @@ class Form:
         lo, hi = self.decoded[reader]
         if lo == hi or owner not in self.senders:
             return None
-        return self.codec.nbytes(_word(lo, self.codec.unit)), self.codec.nbytes(hi)
+        return self.codec.nbytes(word(lo, self.codec.unit)), self.codec.nbytes(hi)
 
     def counts(self, reader: int, owner: int) -> Range | None:
         """Return the bytes of an owner's packed counts that a reader needs: all of them."""
@@ -203,8 +157,3 @@ def form_of(
     else:
         decoded = [(0, count)] * size
     return Form(codec, senders, decoded, two_steps)
-
-
-def _word(element: int, unit: int) -> int:
-    """Return the first element of the word that has the code of an element."""
-    return element // unit * unit

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
-from ncclkv.comm.programs.coded_sum import BLOCK, CodedSum, form_of
+from ncclkv.comm.programs.coded_sum import CodedSum, form_of
+from ncclkv.comm.programs.decoding import BLOCK
 from ncclkv.comm.types import Buffer
 from ncclkv.comm.wire import Limits
 from ncclkv.compress.entries import Padding, encode_entries
