@@ -73,6 +73,7 @@ class SoloCommunicator(Communicator):
 
     rank, size = 0, 1
     local_rank, local_size = 0, 1
+    nodes = ((0,),)
     name = "one process"
 
     def __init__(self, timeout: float) -> None:

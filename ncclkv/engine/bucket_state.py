@@ -16,6 +16,7 @@ from ncclkv.comm.destinations import EVERYONE, To
 from ncclkv.comm.types import Buffer
 from ncclkv.engine.gathered import Gathered
 from ncclkv.engine.in_flight import InFlight
+from ncclkv.engine.node_reduction import NodeReduction
 from ncclkv.engine.reduction import Reduction, Span
 from ncclkv.engine.reductions import Reductions
 from ncclkv.kernels.base import Kernels
@@ -167,6 +168,11 @@ class BucketState:
         self._spans.clear()
         self._pushed_spans.clear()
         self._part_pushed, self._part_spans, self._gathered = set(), [], None
+
+    @property
+    def sent_by_nodes(self) -> bool:
+        """Return whether any key is encoded with nodes as senders."""
+        return any(isinstance(each, NodeReduction) for each in self.coded.values())
 
     def part(self, to: To) -> Range:
         """Return the elements that this rank updates, if sums go to `to` and this rank updates."""

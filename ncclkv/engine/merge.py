@@ -10,7 +10,8 @@ or in flight meanwhile, because the store settles before.
 
 All buckets stay in place on GPUs, with a function as updater, and with norms.  They also stay with
 an optimizer under ``update_on="sharded"``, and where every flush reduces all buckets
-(``nonfinite=``, ``missing="zeros"``, uneven blocks).  Calls inside a block merge nothing.
+(``nonfinite=``, ``missing="zeros"``, uneven blocks).  A bucket stays whose keys are encoded with
+nodes as senders: its place decides which rank has a residual.  Calls inside a block merge nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ def merge_buckets(comm: Communicator, engine: Engine) -> bool:
     """
     layout, updates = engine.layout, engine.updates
     layout.unplanned = 0
-    small = [state for state in layout.states if state.bucket.nbytes < SHARED_FROM_BYTES]
+    small = [
+        state
+        for state in layout.states
+        if state.bucket.nbytes < SHARED_FROM_BYTES and not state.sent_by_nodes
+    ]
     if not (layout.has_values and _can_merge(comm, updates) and _plan(layout, small)[0]):
         return False
     engine.settle()

@@ -13,6 +13,7 @@ from ncclkv.engine.array_sums import ArraySum, CountedArrays, HalfArrays
 from ncclkv.engine.codec_rules import CodecRule
 from ncclkv.engine.coded_reduction import CodedReduction
 from ncclkv.engine.half_reduction import HalfReduction
+from ncclkv.engine.node_reduction import NodeReduction
 from ncclkv.engine.reduction import DenseReduction, Reduction
 from ncclkv.engine.residuals import Residuals
 from ncclkv.engine.saturation import Saturation
@@ -42,13 +43,17 @@ class Reductions:
     saturation : Saturation
     each_array_sends : bool
         As given.
+    one_node : bool
+        Whether all ranks are on one node: then a codec whose senders are nodes encodes nothing.
     """
 
     def __init__(self, comm: Communicator, *, each_array_sends: bool = False) -> None:
         self.dense = DenseReduction(comm)
         self.rules: list[CodecRule] = []
         self.residuals = Residuals(comm.kernels)
-        self.saturation = Saturation(comm.rank)
+        nodes = comm.nodes or [range(comm.size)]
+        self.saturation = Saturation(comm.rank, [*nodes[0]])
+        self.one_node = len(nodes) == 1
         self.comm = comm
         self.each_array_sends = each_array_sends
         self._staged = StagedArrays() if each_array_sends else None
@@ -68,7 +73,12 @@ class Reductions:
     def codec(self, spec: KeySpec) -> Codec | None:
         """Return the codec of a key; None if the key is not encoded."""
         rule = self.rule(spec.key)
-        return rule.codec if rule is not None and rule.encodes(spec) else None
+        return rule.codec if rule is not None and self.encodes(rule, spec) else None
+
+    def encodes(self, rule: CodecRule, spec: KeySpec) -> bool:
+        """Return whether a rule has a key encoded: on one node, none whose senders are nodes."""
+        codec = rule.codec
+        return rule.encodes(spec) and not (codec is not None and by_node(codec) and self.one_node)
 
     def choose(self, bucket: Bucket) -> dict[Key, Reduction]:
         """Return the reductions of the keys of a bucket that are encoded."""
@@ -84,13 +94,13 @@ class Reductions:
     def follow(self, spec: KeySpec) -> Codec | None:
         """Return the codec of a key, once residuals of another type of codec are dropped.
 
-        A residual stays while its key keeps the type of its codec.
+        A residual stays while its key keeps the type of its codec, and the kind of its sender.
         """
         key, codec = spec.key, self.codec(spec)
         before = self._chosen.pop(key, None)
         if before is not codec:
             self.saturation.drop([key])
-        if codec is None or (before is not None and before.name != codec.name):
+        if codec is None or (before is not None and kind_of(before) != kind_of(codec)):
             self.residuals.drop([key])
         if codec is not None:
             self._chosen[key] = codec
@@ -104,7 +114,9 @@ class Reductions:
 
     def _make(self, codec: Codec) -> Reduction:
         """Make the reduction of a codec: over ranks, or of the arrays of this process."""
-        over_ranks, of_arrays = FORMS[codec.name]
+        over_ranks, of_arrays, over_nodes = FORMS[codec.name]
+        if by_node(codec) and over_nodes is not None:
+            return over_nodes(self, codec)
         if self._staged is None:
             return over_ranks(self, codec)
         sums = partial(of_arrays, self, codec)
@@ -132,15 +144,19 @@ class Form(NamedTuple):
         Returns the reduction over ranks.
     of_arrays : callable
         Returns the sums of arrays in one process by an op.
+    over_nodes : callable or None
+        Returns the reduction whose senders are nodes; None if these codecs have none.
     """
 
     over_ranks: Callable[[Reductions, Any], Reduction]
     of_arrays: Callable[[Reductions, Any, str], ArraySum]
+    over_nodes: Callable[[Reductions, Any], Reduction] | None = None
 
 
 _COUNTED = Form(
     lambda store, codec: CodedReduction(store.comm, codec, store.residuals, store.saturation),
     lambda store, codec, op: CountedArrays(codec, store.saturation),
+    lambda store, codec: NodeReduction(store.comm, codec, store.residuals, store.saturation),
 )
 _HALF = Form(
     lambda store, codec: HalfReduction(store.comm, codec, store.residuals),
@@ -152,3 +168,13 @@ FORMS: dict[str, Form] = {
     **dict.fromkeys(("fp16", "bf16"), _HALF),
 }
 """The sums of each type of codec."""
+
+
+def by_node(codec: Codec) -> bool:
+    """Return whether the sender of a codec is a node."""
+    return bool(codec.parameters["scope"] == "node")
+
+
+def kind_of(codec: Codec) -> tuple[str, bool]:
+    """Return what a residual depends on: the type of its codec, and whether nodes send."""
+    return codec.name, by_node(codec)

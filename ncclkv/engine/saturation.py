@@ -34,10 +34,13 @@ class Saturation:
     ----------
     rank : int
         Rank 0 warns, of each key once.
+    first_node : sequence of int
+        The ranks of its node.  If nodes send, each of these ranks warns of the keys in its slices.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, first_node: Sequence[int] = (0,)) -> None:
         self._warns = rank == 0
+        self._warns_of_slices = rank in first_node
         self._launches: dict[Key, int] = {}
         self._beyond: dict[Key, int] = {}
         self._warned: set[Key] = set()
@@ -59,12 +62,13 @@ class Saturation:
         beyond : sequence of int
             Residuals beyond the bound, of each key.
         gradients : ndarray
-            The gradients of the range.
+            The gradients of the range, or some of them.
         """
         keys = [entry.key for entry in entries]
         self._beyond.update(zip(keys, beyond, strict=True))
         launches = self._launches[keys[0]] = self._launches.get(keys[0], 0) + 1
-        if self._warns and (launches == FIRST or launches % EVERY == 0):
+        warns = self._warns_of_slices if codec.parameters["scope"] == "node" else self._warns
+        if warns and (launches == FIRST or launches % EVERY == 0):
             self._look(codec, entries, beyond, gradients)
 
     def _look(

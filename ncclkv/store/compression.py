@@ -9,7 +9,7 @@ from ncclkv.compress.base import Codec
 from ncclkv.compress.parameters import complete_parameters
 from ncclkv.compress.registry import codec_of
 from ncclkv.engine.codec_rules import CodecRule
-from ncclkv.engine.reductions import FORMS
+from ncclkv.engine.reductions import FORMS, by_node
 from ncclkv.errors import DTypeMismatch, NotSupported
 from ncclkv.kernels.host import HostKernels
 from ncclkv.store.agreement import propose
@@ -33,7 +33,7 @@ class Compression(Component):
             specs = [
                 spec
                 for spec in self._engine.layout.registry
-                if rule.matches(spec.key) and rule.encodes(spec)
+                if rule.matches(spec.key) and self._engine.reductions.encodes(rule, spec)
             ]
             self._context.memory_check.check_residuals(_VERB, specs)
             self._engine.add_codec_rule(rule)
@@ -43,10 +43,11 @@ class Compression(Component):
         with self._session.prefixing_rank():
             spec = self._engine.layout.registry[one_key(key)]
         reductions = self._engine.reductions
-        codec = reductions.codec(spec)
-        if codec is None:
+        rule = reductions.rule(spec.key)
+        if rule is None or rule.codec is None or not rule.encodes(spec):
             return None
-        return {**codec.parameters, "saturated": reductions.saturation.share(spec.key, spec.size)}
+        share = reductions.saturation.share(spec.key, spec.size)
+        return {**rule.codec.parameters, "saturated": share}
 
     def _proposed(self, parameters: Any, keys: Any) -> tuple[CodecRule, list[str]]:
         """Return the rule, and what other ranks compare of it."""
@@ -93,10 +94,14 @@ def _check_codec(codec: Codec, comm: Communicator) -> None:
     ------
     NotSupported
     """
-    if codec.name not in FORMS or codec.parameters["scope"] == "node":
+    form = FORMS.get(codec.name)
+    if form is None:
+        raise NotSupported(f"{_VERB}: {codec.name} is not in this version; use {', '.join(FORMS)}")
+    if by_node(codec) and form.over_nodes is None:
+        names = [name for name, each in FORMS.items() if each.over_nodes is not None]
         raise NotSupported(
-            f"{_VERB}: {codec.name} with scope={codec.parameters['scope']!r} is not in this "
-            f"version; use {', '.join(FORMS)}, with scope='rank'"
+            f"{_VERB}: {codec.name} with scope='node' is not in this version; use "
+            f"{', '.join(names)}, or scope='rank'"
         )
     if not isinstance(comm.kernels, HostKernels):
         raise NotSupported(

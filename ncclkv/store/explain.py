@@ -49,7 +49,10 @@ def _codecs(context: Context) -> Iterator[str]:
         if rule is None or rule.codec is None:
             continue
         name = rule.codec.name
-        if rule.encodes(spec):
+        if rule.encodes(spec) and reductions.codec(spec) is None:
+            reason = f"not encoded by {name}, whose senders are nodes: all ranks are on one node"
+            found.setdefault(reason, []).append(spec.key)
+        elif rule.encodes(spec):
             found.setdefault(f"encoded by {name}", []).append(spec.key)
         else:
             reason = f"not encoded by {name}, which takes float32 and sum or avg"

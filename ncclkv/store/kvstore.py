@@ -939,7 +939,10 @@ are ints, such as 3; use one kind
             ``{"type": "2bit", "threshold": 0.5}``: each element sends `threshold`, its negative or
             0, at most one a push.  ``{"type": "1bit", "threshold": 0.5}``: it sends 1 if it is
             above `threshold`, else -1.  None: gradients are sent whole, and residuals are dropped.
-            Residuals stay if the type stays.
+            Residuals stay if the type and the scope stay.
+
+            ``"scope": "node"``: the ranks of a node add their gradients in float32, and their sum
+            is compressed; on one node nothing is.  By default each rank compresses its own.
         keys : int or str, or list of them, optional
             Keys, also future ones; a str may be a pattern, as ``"layer*"``.  By default all keys.
             The last call that matches a key counts.  Keys that are not float32, or whose op is not

@@ -377,7 +377,8 @@ def misuse(kv: Any) -> dict[str, tuple[type[Exception], Callable[[], Any], str]]
             "did you mean 'threshold'",
         ),
         "threshold": (UsageError, lambda: set_codec({"type": "2bit", "threshold": 0}), "above 0"),
-        "scope": (NotSupported, lambda: set_codec({"type": "2bit", "scope": "node"}), "scope"),
+        "scope": (NotSupported, lambda: set_codec({"type": "fp16", "scope": "node"}), "scope"),
+        "host": (UsageError, lambda: set_codec({"type": "2bit", "scope": "host"}), "'host'"),
         "topk": (NotSupported, lambda: set_codec({"type": "topk"}), "topk"),
         "dtype": (
             DTypeMismatch,

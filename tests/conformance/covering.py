@@ -31,6 +31,7 @@ PLACED_MODULES = frozenset(
         "checkpoints_compressed",
         "checkpoints_refused",
         "compression",
+        "compression_of_nodes",
         "divergence",
         "divergence_repair",
         "groups",
@@ -81,6 +82,7 @@ SIZED_MODULES = frozenset(
     [
         "buckets",
         "compression",
+        "compression_of_nodes",
         "reductions",
         "contract",
         "missing_pushes",
@@ -124,6 +126,7 @@ DIVIDED_MODULES = frozenset(
         "checkpoints",
         "checkpoints_compressed",
         "compression",
+        "compression_of_nodes",
         "norms",
         "optimizers",
         "sparse_lists",

@@ -124,7 +124,7 @@ class HostCommunicator(Communicator):
         self._node = self._share_memory(among or self.control) if share else None
         self._progress.multi_node = share and (self._node is None or len(self._node.nodes) > 1)
         if self._node is not None:
-            self.first_node, self.nodes = 0 in self._node.ranks, self._node.nodes
+            self.first_node = 0 in self._node.ranks
             self._node.sequence.digest = self.digest
             self._progress.calls.recorder = FlightRecorder(transport.rank, self._node.pages)
         if share:
@@ -140,7 +140,7 @@ class HostCommunicator(Communicator):
         except LaunchError:  # on all ranks alike
             self._transport.close()
             raise
-        self._progress.calls.store = roster.name
+        self._progress.calls.store, self.nodes = roster.name, roster.nodes
         self.sharing = setup_node(self._transport, control, roster)
         return self.sharing.node
 

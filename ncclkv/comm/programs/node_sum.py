@@ -1,0 +1,274 @@
+"""`NodeSum`: a sum with one sender a node, whose ranks add their arrays before they are encoded.
+
+The elements are cut into slices, one for each index on a node.  The rank of an index adds its slice
+of the arrays of its node, in rank order and in float32, and encodes the sum.  Ranks of one index on
+all nodes read each other's codes, and count them.  If the ranks of a node share the result, each
+writes its slice.  Else each rank reads the packed counts of all slices of its node.  A root, or a
+rank that receives a part of its own, reads the codes of its elements from all ranks instead.
+
+Between many nodes long slices are summed in two steps, as in `CodedSum`.  A node of more ranks than
+the smallest node has ranks without a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ncclkv.comm.destinations import To
+from ncclkv.comm.programs.coded_sum import SHORT_BYTES, Nodes
+from ncclkv.comm.programs.decoding import Decoding, word
+from ncclkv.comm.transport import Steps
+from ncclkv.comm.two_step import slices
+from ncclkv.comm.types import Apply, Buffer
+from ncclkv.comm.wire import Range, Wire
+from ncclkv.compress.base import CountedCodec
+from ncclkv.compress.entries import Padding
+
+GRADIENT_BYTES = 4
+"""Bytes of a gradient, which is float32."""
+
+
+@dataclass(frozen=True)
+class NodeSum:
+    """A sum of encoded sums of nodes, as one rank makes it.
+
+    Attributes
+    ----------
+    gradients : ndarray of float32, shape (n,)
+    encode : callable
+        ``encode(parts)`` fills the payload with the codes of the sum of `parts`, this slice of the
+        arrays of the ranks of the node.
+    payload : ndarray of uint8
+        The codes of this rank's slice.
+    padding, receive
+        As of `CodedSum`.
+    form : NodeForm
+    divides : bool
+        Whether the result is the sum divided by the number of ranks that send.
+    packed : ndarray of uint8
+        Memory for the packed counts of this rank's slice, if the form packs them.
+    """
+
+    gradients: Buffer
+    encode: Callable[[Sequence[Buffer]], object]
+    payload: Buffer
+    padding: Padding
+    receive: Buffer
+    form: NodeForm
+    divides: bool
+    packed: Buffer
+
+    def steps(self, wire: Wire, apply: Apply | None) -> Steps:
+        """Make the sum."""
+        form, rank = self.form, wire.rank
+        parts = yield from wire.read(self.gradients, form.gradients)
+        if mine := [part for part in parts if part is not None]:
+            self.encode(mine)
+        codes = yield from wire.read(self.payload, form.codes)
+        divisor = len(form.senders) if self.divides else None
+        decoding = Decoding(form.codec, len(form.sending), self.padding, self.receive, divisor)
+        for bounds, ranks in form.counted(rank):
+            payloads = [part for owner in ranks if (part := codes[owner]) is not None]
+            blocks = decoding.count(payloads, bounds)
+            if form.packs:
+                decoding.pack(blocks, bounds[0], self.packed[slice(*form.place(rank))])
+            else:
+                decoding.write(blocks, apply)
+        if form.packs:
+            yield from self._write_packed(wire, decoding, apply)
+
+    def _write_packed(self, wire: Wire, decoding: Decoding, apply: Apply | None) -> Steps:
+        """Read the packed counts of this rank's slice, or of all slices, and write their sums."""
+        form, rank = self.form, wire.rank
+        if form.two_steps:
+            places = [self._place(owner, rank) for owner in range(wire.size)]
+            yield from wire.read(self.packed[slice(*form.place(rank))], form.counts, places)
+        if form.shared:
+            decoding.write(decoding.unpack(self.packed, form.slice_of(rank)), apply)
+            return
+        found = yield from wire.read(self.packed, form.neighbours)
+        for owner, part in enumerate(found):
+            if part is not None:
+                decoding.write(decoding.unpack(part, form.slice_of(owner)), apply)
+
+    def _place(self, owner: int, rank: int) -> Buffer | None:
+        """Return the part of the packed counts that a rank of the same index has counted."""
+        if self.form.counts(rank, owner) is None:
+            return None
+        return self.packed[slice(*self.form.place(owner))]
+
+
+@dataclass(frozen=True)
+class NodeForm:
+    """The elements that ranks encode and decode, and what they read for it: equal on all ranks.
+
+    Attributes
+    ----------
+    codec : CountedCodec
+    nodes : sequence of sequence of int
+        The ranks of each node.
+    cuts : sequence of (int, int)
+        The slice of each index that has one; each begins at a whole word.
+    senders : frozenset of int
+        The ranks whose arrays are in the sum.
+    decoded : sequence of (int, int)
+        The elements whose codes each rank counts.
+    two_steps : bool
+        Whether ranks of one index count a part of their slice each, and exchange the counts.
+    shared : bool
+        Whether no rank needs the counts of another slice.
+    """
+
+    codec: CountedCodec
+    nodes: Nodes
+    cuts: Sequence[Range]
+    senders: frozenset[int]
+    decoded: Sequence[Range]
+    two_steps: bool
+    shared: bool
+
+    @property
+    def packs(self) -> bool:
+        """Return whether counts travel on, packed."""
+        return self.two_steps or not self.shared
+
+    @cached_property
+    def sending(self) -> frozenset[int]:
+        """The nodes that have a sender."""
+        numbers = range(len(self.nodes))
+        return frozenset(each for each in numbers if not self.senders.isdisjoint(self.nodes[each]))
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[int, int]]:
+        """The node of each rank, and its index there."""
+        return places(self.nodes)
+
+    def slice_of(self, rank: int) -> Range:
+        """Return the elements that a rank encodes."""
+        index = self._places[rank][1]
+        return self.cuts[index] if index < len(self.cuts) else (0, 0)
+
+    def counted(self, rank: int) -> Iterator[tuple[Range, Sequence[int]]]:
+        """Yield ranges of the elements that a rank counts, and the ranks that have their codes."""
+        for index, bounds in enumerate(self.cuts):
+            lo, hi = _common(bounds, self.decoded[rank])
+            if lo < hi:
+                yield (lo, hi), [ranks[index] for ranks in self.nodes]
+
+    # Reads
+
+    def gradients(self, reader: int, owner: int) -> Range | None:
+        """Return the elements of an owner's array that a reader adds: its slice, on its node."""
+        bounds = self.slice_of(reader)
+        if owner not in self.senders or not self._neighbours(reader, owner):
+            return None
+        return bounds if bounds[0] < bounds[1] else None
+
+    def codes(self, reader: int, owner: int) -> Range | None:
+        """Return the bytes of an owner's payload that a reader counts."""
+        own, nbytes = self.slice_of(owner), self.codec.nbytes
+        lo, hi = _common(own, self.decoded[reader])
+        if lo >= hi or self._places[owner][0] not in self.sending:
+            return None
+        return nbytes(word(lo, self.codec.unit) - own[0]), nbytes(hi - own[0])
+
+    def counts(self, reader: int, owner: int) -> Range | None:
+        """Return the bytes of an owner's counts that a reader of its index needs: all of them."""
+        (lo, hi), same = self.decoded[owner], self._places[reader][1] == self._places[owner][1]
+        return (0, self.packed(hi - lo)) if same and lo < hi else None
+
+    def neighbours(self, reader: int, owner: int) -> Range | None:
+        """Return the bytes of the counts of an owner's slice that a rank of its node needs."""
+        lo, hi = self.slice_of(owner)
+        return (0, self.packed(hi - lo)) if self._neighbours(reader, owner) and lo < hi else None
+
+    def _neighbours(self, reader: int, owner: int) -> bool:
+        return self._places[reader][0] == self._places[owner][0]
+
+    # Bytes
+
+    def packed(self, count: int) -> int:
+        """Return the bytes of the packed counts of as many elements."""
+        return self.codec.packed_nbytes(count, len(self.sending))
+
+    def place(self, rank: int) -> Range:
+        """Return the bytes of a slice's packed counts that a rank of its index counts."""
+        (lo, hi), (first, _) = self.decoded[rank], self.slice_of(rank)
+        return (self.packed(lo - first), self.packed(hi - first)) if lo < hi else (0, 0)
+
+    def sent(self, rank: int) -> int:
+        """Return the bytes that other ranks read of a rank in a launch."""
+        reads = [(self.gradients, GRADIENT_BYTES), (self.codes, 1)]
+        reads += [(self.counts, 1)] if self.two_steps else []
+        reads += [] if self.shared else [(self.neighbours, 1)]
+        sent = 0
+        for reader in range(len(self.decoded)):
+            for read, itemsize in reads if reader != rank else ():
+                lo, hi = read(reader, rank) or (0, 0)
+                sent += (hi - lo) * itemsize
+        return sent
+
+
+def node_form(
+    codec: CountedCodec,
+    cuts: Sequence[Range],
+    senders: frozenset[int],
+    to: To,
+    nodes: Nodes,
+    *,
+    shared: bool,
+) -> NodeForm:
+    """Return the form of a sum over nodes.
+
+    Parameters
+    ----------
+    codec : CountedCodec
+    cuts : sequence of (int, int)
+        As of `NodeForm`; the last one ends at the last element.
+    senders : frozenset of int
+    to : To
+    nodes : sequence of sequence of int
+    shared : bool
+        Whether the ranks of a node share the result.
+    """
+    place, count = places(nodes), cuts[-1][1]
+    ranks, parts = sorted(place), len(nodes)
+    bits = codec.nbytes(codec.unit) * 8 // codec.unit
+    saves = bits * parts > bits + codec.width(parts)
+    direct = to.divided or to.root is not None
+    longest = max(hi - lo for lo, hi in cuts)
+    two_steps = not direct and saves and codec.nbytes(longest) > SHORT_BYTES
+    decoded = []
+    for rank in ranks:
+        number, index = place[rank]
+        found = (0, 0)
+        if direct:
+            found = to.part(rank, count) if to.receives(rank) else found
+        elif index < len(cuts):
+            lo, hi = found = cuts[index]
+            if two_steps:
+                found = slices(hi - lo, parts, codec.unit, lo)[number]
+        decoded.append(found)
+    return NodeForm(codec, nodes, cuts, senders, decoded, two_steps, shared or direct)
+
+
+def places(nodes: Nodes) -> dict[int, tuple[int, int]]:
+    """Return the node of each rank, and its index there.
+
+    Examples
+    --------
+    >>> places([[0, 2], [1]])
+    {0: (0, 0), 2: (0, 1), 1: (1, 0)}
+    """
+    return {
+        rank: (number, index)
+        for number, ranks in enumerate(nodes)
+        for index, rank in enumerate(ranks)
+    }
+
+
+def _common(left: Range, right: Range) -> Range:
+    """Return the elements of both ranges; the first is not below the second if there are none."""
+    return max(left[0], right[0]), min(left[1], right[1])

@@ -1,0 +1,162 @@
+"""`NodeReduction`: sums of encoded gradients with one sender a node.
+
+A rank uses its residuals in its slice of a bucket alone; all others stay 0.  A slice depends on the
+bucket alone, so that what is owed stays on its rank whatever keys are pushed together.  Such keys
+stay in their buckets.  The residuals of a node, added, are what the node owes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from ncclkv.comm.base import Collective, Communicator
+from ncclkv.comm.programs.coded_sum import Nodes
+from ncclkv.comm.programs.decoding import BLOCK
+from ncclkv.comm.programs.node_sum import NodeSum, node_form
+from ncclkv.comm.two_step import slices
+from ncclkv.comm.types import Buffer
+from ncclkv.comm.wire import Range
+from ncclkv.compress.base import CountedCodec
+from ncclkv.compress.entries import Padding, encode_entries
+from ncclkv.engine.reduction import Senders, Span
+from ncclkv.engine.residuals import Residuals
+from ncclkv.engine.saturation import Saturation
+from ncclkv.kernels.base import Arrays
+from ncclkv.table.bucket import Entry
+
+
+class NodeReduction:
+    """The reduction of the keys of a store that have one codec, whose senders are nodes.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Of several nodes.
+    codec : CountedCodec
+    residuals : Residuals
+    saturation : Saturation
+        On the ranks of the first node it warns.
+    """
+
+    def __init__(
+        self, comm: Communicator, codec: CountedCodec, residuals: Residuals, saturation: Saturation
+    ) -> None:
+        self.codec = codec
+        self._comm = comm
+        self._nodes: Nodes = comm.nodes or ()
+        self._residuals = residuals
+        self._saturation = saturation
+
+    def prepare(
+        self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
+    ) -> Collective:
+        comm, codec = self._comm, self.codec
+        ranks = frozenset(range(comm.size)) if senders is None else senders
+        cuts = cuts_of(span, min(map(len, self._nodes)), codec.unit)
+        form = node_form(codec, cuts, ranks, span.to, self._nodes, shared=span.node_shared)
+        lo, hi = form.slice_of(comm.rank)
+        payload = comm.allocate(codec.nbytes(hi - lo))
+        packed = comm.allocate(form.packed(hi - lo) if form.packs else 0)
+        bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in span.entries]
+        made = NodeSum(
+            span.gradients,
+            partial(self._encode, pieces_of(span, (lo, hi)), payload),
+            payload,
+            Padding(bounds, span.hi - span.lo),
+            receive,
+            form,
+            op == "avg",
+            packed,
+        )
+        return comm.program(
+            made.steps,
+            what=f"a {codec.name} sum of nodes",
+            nbytes=span.gradients.nbytes,
+            sent=partial(form.sent, comm.rank),
+        )
+
+    def _encode(self, pieces: Sequence[Piece], payload: Buffer, arrays: Arrays) -> None:
+        """Add the arrays of the ranks of this node, and encode their sum into the payload."""
+        codec, residual = self.codec, self._residuals.of
+        total: Buffer = np.empty(min(BLOCK, arrays[0].size), np.float32)
+        beyond: dict[Entry, int] = {}
+        held: dict[Entry, int] = {}
+        for lo, hi, entries, bounds, owed in pieces:
+            block = total[: hi - lo]
+            self._comm.kernels.reduce([array[lo:hi] for array in arrays], block, "sum")
+            residuals = [
+                residual(entry.spec)[slice(*each)]
+                for entry, each in zip(entries, owed, strict=True)
+            ]
+            codes = payload[codec.nbytes(lo) : codec.nbytes(hi)]
+            counts = encode_entries(codec, bounds, block, residuals, codes)
+            for entry, count, (first, end) in zip(entries, counts, owed, strict=True):
+                beyond[entry] = beyond.get(entry, 0) + count
+                held[entry] = held.get(entry, 0) + end - first
+        if beyond:
+            # The part of a key in this slice stands for the whole key.
+            counts = [count * entry.spec.size // held[entry] for entry, count in beyond.items()]
+            self._saturation.note(codec, [*beyond], counts, total)
+
+
+class Piece(NamedTuple):
+    """A part of a slice that is added and encoded while it is in the cache.
+
+    Attributes
+    ----------
+    lo, hi : int
+        Its elements, counted from the first of the slice.
+    entries : sequence of Entry
+        The keys that have elements there.
+    bounds : sequence of (int, int)
+        The elements of each of these keys, counted from `lo`.
+    owed : sequence of (int, int)
+        The same elements, counted from the first of the key.
+    """
+
+    lo: int
+    hi: int
+    entries: list[Entry]
+    bounds: list[Range]
+    owed: list[Range]
+
+
+def cuts_of(span: Span, owners: int, unit: int) -> list[Range]:
+    """Return the slices of a span for as many ranks of a node, counted from its first element.
+
+    They are the parts of the bucket's slices that lie in the span.
+
+    Parameters
+    ----------
+    span : Span
+    owners : int
+    unit : int
+        Slices begin at multiples of it.
+    """
+    lo, hi = span.lo, span.hi
+    cuts = slices(hi if span.bucket is None else span.bucket.count, owners, unit)
+    return [(min(max(first, lo), hi) - lo, min(max(end, lo), hi) - lo) for first, end in cuts]
+
+
+def pieces_of(span: Span, part: Range) -> list[Piece]:
+    """Return the pieces of a slice of a span."""
+    begin, end = part
+    pieces = [
+        Piece(lo - begin, min(lo + BLOCK, end) - begin, [], [], [])
+        for lo in range(begin, end, BLOCK)
+    ]
+    for entry in span.entries:
+        first = entry.lo - span.lo
+        lo, hi = max(first, begin), min(first + entry.spec.size, end)
+        while lo < hi:
+            piece = pieces[(lo - begin) // BLOCK]
+            stop = min(hi, piece.hi + begin)
+            piece.entries.append(entry)
+            piece.bounds.append((lo - begin - piece.lo, stop - begin - piece.lo))
+            piece.owed.append((lo - first, stop - first))
+            lo = stop
+    return pieces
