@@ -109,6 +109,13 @@ class Wire(ABC):
         if data.size and address(data) != address(into):
             into[...] = data
 
+    def share_result(self) -> None:
+        """Let the program end only when all ranks of this node have ended it.
+
+        For programs whose ranks each write a part of one result in memory that their node shares.
+        """
+        return None
+
     def read(self, own: Buffer, wants: Wants, into: Places = ()) -> Read:
         """Publish an array, and read ranges of the arrays that all ranks publish.
 

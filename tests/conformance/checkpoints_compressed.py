@@ -51,13 +51,19 @@ def other_store(create: Stores, parameters: dict[str, Any] | None, **options: An
 
 
 def step(kv: Any, number: int, arrays: int = 1) -> None:
-    """Push some arrays of each key, different on each rank; residuals use all bits."""
+    """Push some arrays of each key, different on each rank.
+
+    Residuals use all bits.  Sums that are not compressed are exact: their order depends on the
+    placement.
+    """
     rng = np.random.default_rng([number, kv.rank])
     shapes = {key: kv.spec(key).shape for key in list(kv.keys())}
     pushed = [
         [np.asarray(rng.standard_normal(shape), np.float32) for _ in range(arrays)]
         for shape in shapes.values()
     ]
+    for array in pushed[list(shapes).index("bias")] if "bias" in shapes else ():
+        np.round(array, out=array)
     kv.push(list(shapes), pushed if arrays > 1 else [each[0] for each in pushed])
 
 

@@ -66,6 +66,8 @@ class CodedSum:
         if self.encode is not None:
             self.encode()
         form, senders = self.form, len(self.form.senders)
+        if form.shared:
+            wire.share_result()
         divisor = senders if self.divides else None
         decoding = Decoding(self.codec, senders, self.padding, self.receive, divisor)
         own = form.decoded[wire.rank]
@@ -92,12 +94,15 @@ class Form:
     decoded : sequence of (int, int)
         The elements of each rank; in two steps, those whose codes the rank counts.
     two_steps : bool
+    shared : bool
+        Whether the ranks of a node share the result.
     """
 
     codec: CountedCodec
     senders: frozenset[int]
     decoded: Sequence[Range]
     two_steps: bool
+    shared: bool
 
     def codes(self, reader: int, owner: int) -> Range | None:
         """Return the bytes of an owner's payload that a reader needs."""
@@ -146,14 +151,14 @@ def form_of(
     bits = codec.nbytes(codec.unit) * 8 // codec.unit
     # To all, a rank sends `size - 1` payloads; in two steps about one, and its share of counts.
     saves = bits * size > bits + codec.width(len(senders))
-    two_steps = False
+    two_steps = shared = False
     if to.divided or to.root is not None:
         decoded = [to.part(rank, count) if to.receives(rank) else (0, 0) for rank in range(size)]
     elif nodes is not None:
         parts = [zip(each, slices(count, len(each), codec.unit), strict=True) for each in nodes]
-        decoded = [part for _, part in sorted(chain.from_iterable(parts))]
+        decoded, shared = [part for _, part in sorted(chain.from_iterable(parts))], True
     elif saves and codec.nbytes(count) > SHORT_BYTES:
         decoded, two_steps = slices(count, size, codec.unit), True
     else:
         decoded = [(0, count)] * size
-    return Form(codec, senders, decoded, two_steps)
+    return Form(codec, senders, decoded, two_steps, shared)

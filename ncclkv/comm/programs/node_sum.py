@@ -63,6 +63,8 @@ class NodeSum:
     def steps(self, wire: Wire, apply: Apply | None) -> Steps:
         """Make the sum."""
         form, rank = self.form, wire.rank
+        if form.shared:
+            wire.share_result()
         parts = yield from wire.read(self.gradients, form.gradients)
         if mine := [part for part in parts if part is not None]:
             self.encode(mine)

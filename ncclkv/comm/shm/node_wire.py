@@ -7,8 +7,8 @@ array that neighbours cannot map is sent to each.  Parts of other nodes are mess
 **Order.**  A rank makes its next read when it needs the parts of the last one no more.  So a rank
 that has waited for phase k + 1 knows that nobody reads what it published in phase k.  The array
 may then be written.  Read k + 2 uses the same words of the header, and the same copy.  If the last
-array is read in place, the program ends when all ranks are done with it.  A copy may still be read
-after the program, and the next program uses other copies.
+array is read in place, or the result is shared, the program ends when all ranks are done.  A copy
+may still be read after the program, and the next program uses other copies.
 
 **Differing calls.**  The ranks of a node compare their headers in the first read, and each names
 the difference itself.  A rank that has found a difference sends empty messages to other nodes: so
@@ -65,6 +65,7 @@ class NodeWire(Wire):
         self._reads = 0
         self._compared = False
         self._lent = False  # whether neighbours read the array of the last read in place
+        self._shares_result = False
 
     @property
     def nodes(self) -> Sequence[Sequence[int]]:
@@ -98,8 +99,11 @@ class NodeWire(Wire):
             self._slot.write_header(header.write(self._call, None, None))
         self._slot.publish(DONE)
         self._pool.give_back(self._copies, self._slot)
-        if self._lent and not self._slot.all_reached(DONE):
+        if (self._lent or self._shares_result) and not self._slot.all_reached(DONE):
             yield self._slot.stragglers(DONE)
+
+    def share_result(self) -> None:
+        self._shares_result = True
 
     def _enter(self) -> Steps:
         """Wait until all ranks are done with the collective that had this slot before."""

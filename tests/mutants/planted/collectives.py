@@ -41,6 +41,14 @@ MUTANTS = (
         tests=(Selection("0", "unit/comm/shm/test_node_wire.py"),),
     ),
     Mutant(
+        name="a-shared-result-is-read-too-early",
+        file="ncclkv/comm/shm/node_wire.py",
+        old="        self._shares_result = True\n",
+        new="        pass\n",
+        why="a rank reads weights that its neighbours have not written",
+        tests=(Selection("0", "unit/comm/shm/test_node_wire.py", "shared_result"),),
+    ),
+    Mutant(
         name="copies-of-a-program-are-lent-while-read",
         file="ncclkv/comm/shm/copies.py",
         old="        if self._used and self._used[0][1].is_complete():\n",

@@ -314,6 +314,34 @@ def test_an_array_in_memory_of_the_node_is_read_in_place() -> None:
     testing.run_ranks(3, body, timeout=TIMEOUT)
 
 
+def test_a_program_with_a_shared_result_ends_on_all_ranks_together() -> None:
+    """Short arrays are copied, so nothing else holds a rank back."""
+
+    def body() -> None:
+        comm = threads.world(TIMEOUT)
+        memory = comm.node_shared(4 * SHORT * comm.size)
+        assert memory is not None
+        whole = memory.view(np.float32)
+        own = np.zeros(SHORT, np.float32)
+
+        def steps(wire: Wire, apply: Apply | None) -> Steps:
+            wire.share_result()
+            parts = yield from wire.read(own, lambda reader, owner: (0, SHORT))
+            pause()
+            lo = SHORT * wire.rank
+            whole[lo : lo + SHORT] = sum(part for part in parts if part is not None)
+
+        program = comm.program(steps, what="a test")
+        for step in range(1, STEPS):
+            own[:] = step
+            program.launch().wait()
+            assert (whole == step * comm.size).all()
+            comm.barrier().wait()
+        comm.close()
+
+    testing.run_ranks(RANKS, body, timeout=TIMEOUT)
+
+
 def test_a_slot_is_free_before_a_program_uses_it() -> None:
     def body() -> None:
         comm = threads.world(TIMEOUT)
