@@ -44,10 +44,12 @@ class TwoBit(Quantiser):
         self.bound = self.step = float(self.threshold)
 
     def advice(self, root_mean_square: float) -> str:
+        # Digits trained as well as without compression from four times the root mean square on.
+        threshold = max(4 * root_mean_square, 2 * self.bound)
         return (
             f"an element sends at most {self.bound:g} a push, and these gradients have a root "
-            f"mean square of {root_mean_square:.2g}; use a threshold of about "
-            f"{4 * root_mean_square:.2g}, rescale the gradients, or use another type"
+            f"mean square of {root_mean_square:.2g}; use a threshold of about {threshold:.2g}, "
+            f"rescale the gradients, or use another type"
         )
 
     def quantise(self, sums: Array, bits: Array) -> None:

@@ -20,6 +20,9 @@ from ncclkv.store.session import Checks
 from ncclkv.system.memory import address_space_left, memory_left
 from ncclkv.table.registry import KeySpec
 
+RESIDUAL_BYTES = 4
+"""Bytes of a number in a residual."""
+
 CHECK_BYTES = 16 * 1024 * 1024
 """Bytes of new host keys after which the memory left is read again."""
 
@@ -80,7 +83,7 @@ class MemoryCheck:
         OutOfMemory
             On every rank, when a rank's node has not the memory.
         """
-        needed, left = sum(spec.nbytes for spec in specs), memory_left()
+        needed, left = sum(spec.size * RESIDUAL_BYTES for spec in specs), memory_left()
         if needed < CHECK_BYTES:
             return
         on_node = self._comm.local_size * needed
@@ -122,7 +125,7 @@ class MemoryCheck:
         common = shares and self._layout.share_weights
         new, pending = _padded(specs), self._layout.pending_bytes
         # A key without a slot holds memory for its first value, which its gradient gets later.
-        gradients, each = ranks * new, new + pending
+        gradients, each = ranks * (new + self._residuals(specs)), new + pending
         weights = each + (ranks - 1) * (self._unshared(specs) if common else each)
         if not self._layout.has_values:
             weights = 0
@@ -143,6 +146,12 @@ class MemoryCheck:
             f"{earlier}), and {left.nbytes:,} are left by {left.source}; give the node more "
             f"memory, or fewer ranks"
         )
+
+    def _residuals(self, specs: Sequence[KeySpec]) -> int:
+        """Return the bytes of the residuals of new keys on a rank, by the codecs in force."""
+        codecs = ((spec, self._layout.reductions.codec(spec)) for spec in specs)
+        kept = (spec for spec, codec in codecs if codec is not None and codec.keeps_residual)
+        return sum(spec.size * RESIDUAL_BYTES for spec in kept)
 
     def _unshared(self, specs: Sequence[KeySpec]) -> int:
         """Return the bytes of new keys in buckets that are too small for shared weights."""
