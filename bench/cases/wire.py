@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from socket import gethostname
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ PLAIN = "float32"
 DTYPES = (PLAIN, "float16")
 """Dtypes of the keys that are compared."""
 
-CODECS = (
+CODECS: tuple[dict[str, Any], ...] = (
     {"type": "2bit", "threshold": 1.0},
     {"type": "1bit", "threshold": 0.0},
     {"type": "fp16"},
@@ -95,7 +96,8 @@ def run(job: Job) -> None:
     shapes = MODELS[job.options.models[-1]]()
     nbytes = 4 * elements(shapes)
     what = f"a step of {len(shapes)} keys, {size_text(nbytes)} as float32"
-    if not job.fits(what, (len(DTYPES) + len(CODECS)) * COPIES * nbytes):
+    codecs = [*CODECS, *_codecs_of_nodes(job)]
+    if not job.fits(what, (len(DTYPES) + len(codecs)) * COPIES * nbytes):
         return
     with contextlib.ExitStack() as stores:
         steps = []
@@ -110,15 +112,28 @@ def run(job: Job) -> None:
             if dtype == PLAIN:
                 steps.append(Counted(Views(work, kv, expected, f"{dtype}, grad_view and value")))
         signs = Signs(np)
-        for codec in CODECS:
+        for codec in codecs:
             coded = Workload(job, shapes)
             kv = stores.enter_context(job.store())
             kv.set_gradient_compression(codec)
             kv.init(coded.names, coded.gradients)
-            steps.append(Counted(Compressed(coded, kv, signs, f"compressed, {codec['type']}")))
+            sender = ", scope node" if "scope" in codec else ""
+            name = f"compressed, {codec['type']}{sender}"
+            steps.append(Counted(Compressed(coded, kv, signs, name)))
         results = take_turns(job, what, [*steps, *_gloo(job, work)])
         table.table(job, what, results, nbytes, PLAIN)
         _compare_bytes(job, steps)
+
+
+def _codecs_of_nodes(job: Job) -> list[dict[str, Any]]:
+    """Return a codec whose senders are nodes, if there are several of as many ranks each.
+
+    Its threshold is the size of the sums of a node, of numbers that are 1 or -1.
+    """
+    sizes = [len(ranks) for ranks in job.comm.nodes or ()]
+    if len(sizes) > 1 and 1 < min(sizes) == max(sizes):
+        return [{"type": "2bit", "threshold": float(sizes[0]), "scope": "node"}]
+    return []
 
 
 def _gloo(job: Job, work: Workload) -> list[Candidate]:
