@@ -84,11 +84,14 @@ class Signs:
     Parameters
     ----------
     xp : module
+    every : int
+        One of as many numbers is not 0; a codec that sends more of them sends all, too.
     """
 
-    def __init__(self, xp: Any) -> None:
-        random = np.random.default_rng(1).integers(0, 2, _PERIOD)
-        self._pattern = Pattern(xp, (2 * random - 1).astype(np.float32))
+    def __init__(self, xp: Any, every: int = 1) -> None:
+        tile = 2 * np.random.default_rng(1).integers(0, 2, _PERIOD) - 1
+        tile[np.arange(_PERIOD) % every != 0] = 0
+        self._pattern = Pattern(xp, tile.astype(np.float32))
 
     def fill(self, arrays: Sequence[Buffer], step: int) -> None:
         """Write the numbers of a step, the same on all ranks."""

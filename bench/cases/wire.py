@@ -35,11 +35,15 @@ CODECS: tuple[dict[str, Any], ...] = (
     {"type": "2bit", "threshold": 1.0},
     {"type": "1bit", "threshold": 0.0},
     {"type": "fp16"},
+    {"type": "topk", "ratio": 0.01},
 )
 """Codecs of float32 keys that are compared."""
 
 COPIES = 6
 """Copies of a model's bytes in memory for each dtype, on every rank."""
+
+SPARSE = 256
+"""Gradients of topk of which one is not 0: topk then sends all that are not."""
 
 DRAIN_SECONDS = 0.05
 """Seconds after a turn in which the last bytes leave the queue of a slow link."""
@@ -111,7 +115,7 @@ def run(job: Job) -> None:
             steps.append(Counted(Lists(work, kv, expected, dtype)))
             if dtype == PLAIN:
                 steps.append(Counted(Views(work, kv, expected, f"{dtype}, grad_view and value")))
-        signs = Signs(np)
+        signs = {True: Signs(np), False: Signs(np, SPARSE)}
         for codec in codecs:
             coded = Workload(job, shapes)
             kv = stores.enter_context(job.store())
@@ -119,7 +123,8 @@ def run(job: Job) -> None:
             kv.init(coded.names, coded.gradients)
             sender = ", scope node" if "scope" in codec else ""
             name = f"compressed, {codec['type']}{sender}"
-            steps.append(Counted(Compressed(coded, kv, signs, name)))
+            numbers = signs[codec["type"] != "topk"]
+            steps.append(Counted(Compressed(coded, kv, numbers, name)))
         results = take_turns(job, what, [*steps, *_gloo(job, work)])
         table.table(job, what, results, nbytes, PLAIN)
         _compare_bytes(job, steps)

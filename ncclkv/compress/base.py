@@ -54,6 +54,9 @@ class Codec(Protocol):
     @property
     def most_senders(self) -> int: ...
 
+    def pays(self, count: int, senders: int) -> bool:
+        """Return whether payloads of `count` gradients are shorter than these, all together."""
+
 
 class CountedCodec(Codec, Protocol):
     """A codec whose codes are summed as integers.

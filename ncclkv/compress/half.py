@@ -57,6 +57,9 @@ class Half:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.parameters})"
 
+    def pays(self, count: int, senders: int) -> bool:
+        return True
+
     def encode(self, gradients: Array, residual: Array | None, payload: Array) -> None:
         """Round gradients, with the residual if there is one, to the payload.
 

@@ -83,6 +83,9 @@ class PowerSGD:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.parameters})"
 
+    def pays(self, count: int, senders: int) -> bool:
+        return True
+
     def compresses(self, shape: Sequence[int]) -> bool:
         """Return whether a key of this shape is compressed; else its sums are those of float32."""
         rows, columns = matrix_shape(shape)

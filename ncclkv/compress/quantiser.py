@@ -95,6 +95,9 @@ class Quantiser(ABC):
             Receives the codes, the most significant bit first.
         """
 
+    def pays(self, count: int, senders: int) -> bool:
+        return True
+
     def nbytes(self, count: int) -> int:
         return -(-count // self.unit) * (WORD_BITS // 8)
 

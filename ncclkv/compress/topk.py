@@ -63,6 +63,16 @@ class TopK:
         """
         return min(count, max(1, round(self.ratio * count)))
 
+    def pays(self, count: int, senders: int) -> bool:
+        """Return whether all payloads have fewer numbers than the key.
+
+        Examples
+        --------
+        >>> TopK(ratio=0.1).pays(20, 4), TopK(ratio=0.1).pays(20, 16), TopK().pays(3, 4)
+        (True, False, False)
+        """
+        return self.kept(count) * senders < count
+
     def nbytes(self, count: int) -> int:
         """Return the bytes of the payload of `count` gradients of a key.
 

@@ -11,6 +11,7 @@ from ncclkv.arrays.dtypes import named
 from ncclkv.comm.programs.decoding import BLOCK
 from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.half import Half
+from ncclkv.compress.topk import TopK
 from ncclkv.engine.saturation import Saturation
 from ncclkv.kernels.base import Array, Arrays, Kernels
 from ncclkv.table.bucket import Entry
@@ -79,6 +80,20 @@ class HalfArrays:
         op = "sum" if self._op == "avg" else self._op
         self._kernels.reduce(payloads, payloads[0], op)
         self._codec.decode(payloads[0], out)
+
+
+class TopArrays:
+    """Sums of the largest elements of each array."""
+
+    def __init__(self, codec: TopK) -> None:
+        self._codec = codec
+        self._payloads = _Memory(np.dtype(np.uint8))
+
+    def add(self, entry: Entry, arrays: Arrays, residual_of: ResidualOf, out: Array) -> None:
+        payloads = self._payloads.arrays(len(arrays), self._codec.nbytes(out.size))
+        for index, (array, payload) in enumerate(zip(arrays, payloads, strict=True)):
+            self._codec.encode(array, residual_of(index), payload)
+        self._codec.merge(payloads, out)
 
 
 class _Memory:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ncclkv.comm.base import Communicator
 from ncclkv.compress.base import Codec
 from ncclkv.engine.array_reduction import ArrayReduction, StagedArrays
-from ncclkv.engine.array_sums import ArraySum, CountedArrays, HalfArrays
+from ncclkv.engine.array_sums import ArraySum, CountedArrays, HalfArrays, TopArrays
 from ncclkv.engine.codec_rules import CodecRule
 from ncclkv.engine.coded_reduction import CodedReduction
 from ncclkv.engine.half_reduction import HalfReduction
@@ -17,6 +17,7 @@ from ncclkv.engine.node_reduction import NodeReduction
 from ncclkv.engine.reduction import DenseReduction, Reduction
 from ncclkv.engine.residuals import Residuals
 from ncclkv.engine.saturation import Saturation
+from ncclkv.engine.top_reduction import TopReduction
 from ncclkv.kernels.base import Arrays
 from ncclkv.table.bucket import Bucket
 from ncclkv.table.registry import Key, KeySpec
@@ -76,9 +77,15 @@ class Reductions:
         return rule.codec if rule is not None and self.encodes(rule, spec) else None
 
     def encodes(self, rule: CodecRule, spec: KeySpec) -> bool:
-        """Return whether a rule has a key encoded: on one node, none whose senders are nodes."""
+        """Return whether a rule has a key encoded here.
+
+        On one node no key is whose senders are nodes; and none whose payloads would be longer than
+        the key itself.
+        """
         codec = rule.codec
-        return rule.encodes(spec) and not (codec is not None and by_node(codec) and self.one_node)
+        if codec is None or not rule.encodes(spec) or (by_node(codec) and self.one_node):
+            return False
+        return codec.pays(spec.size, self.comm.size)
 
     def choose(self, bucket: Bucket) -> dict[Key, Reduction]:
         """Return the reductions of the keys of a bucket that are encoded."""
@@ -163,9 +170,15 @@ _HALF = Form(
     lambda store, codec, op: HalfArrays(codec, store.comm.kernels, op),
 )
 
+_TOP = Form(
+    lambda store, codec: TopReduction(store.comm, codec, store.residuals),
+    lambda store, codec, op: TopArrays(codec),
+)
+
 FORMS: dict[str, Form] = {
     **dict.fromkeys(("1bit", "2bit"), _COUNTED),
     **dict.fromkeys(("fp16", "bf16"), _HALF),
+    "topk": _TOP,
 }
 """The sums of each type of codec."""
 

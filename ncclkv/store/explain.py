@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ncclkv.engine.reductions import by_node
 from ncclkv.store.call_cache import Counts
 from ncclkv.store.context import Context
 from ncclkv.table import plan
@@ -49,14 +50,15 @@ def _codecs(context: Context) -> Iterator[str]:
         if rule is None or rule.codec is None:
             continue
         name = rule.codec.name
-        if rule.encodes(spec) and reductions.codec(spec) is None:
-            reason = f"not encoded by {name}, whose senders are nodes: all ranks are on one node"
-            found.setdefault(reason, []).append(spec.key)
-        elif rule.encodes(spec):
-            found.setdefault(f"encoded by {name}", []).append(spec.key)
+        if reductions.codec(spec) is not None:
+            text = f"encoded by {name}"
+        elif not rule.encodes(spec):
+            text = f"not encoded by {name}, which takes float32 and sum or avg"
+        elif by_node(rule.codec):
+            text = f"not encoded by {name}, whose senders are nodes: all ranks are on one node"
         else:
-            reason = f"not encoded by {name}, which takes float32 and sum or avg"
-            found.setdefault(reason, []).append(spec.key)
+            text = f"not encoded by {name}, whose payloads would be longer than the keys"
+        found.setdefault(text, []).append(spec.key)
     for text, keys in found.items():
         yield f"{text}: {listed(keys)}"
     if nbytes := reductions.residuals.nbytes:

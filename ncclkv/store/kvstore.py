@@ -938,8 +938,10 @@ are ints, such as 3; use one kind
         compression_params : dict or None
             ``{"type": "2bit", "threshold": 0.5}``: each element sends `threshold`, its negative or
             0, at most one a push.  ``{"type": "1bit", "threshold": 0.5}``: it sends 1 if it is
-            above `threshold`, else -1.  None: gradients are sent whole, and residuals are dropped.
-            Residuals stay if the type and the scope stay.
+            above `threshold`, else -1.  ``{"type": "fp16", "error_feedback": False}``, or
+            ``bf16``: it sends itself, rounded to 16 bits.  ``{"type": "topk", "ratio": 0.01}``:
+            this share of a key's elements is sent, the largest.  None: gradients are sent whole,
+            and residuals are dropped.  Residuals stay if the type and the scope stay.
 
             ``"scope": "node"``: the ranks of a node add their gradients in float32, and their sum
             is compressed; on one node nothing is.  By default each rank compresses its own.

@@ -31,6 +31,7 @@ PLACED_MODULES = frozenset(
         "checkpoints_compressed",
         "checkpoints_refused",
         "compression",
+        "compression_of_largest",
         "compression_of_nodes",
         "divergence",
         "divergence_repair",
@@ -82,6 +83,7 @@ SIZED_MODULES = frozenset(
     [
         "buckets",
         "compression",
+        "compression_of_largest",
         "compression_of_nodes",
         "reductions",
         "contract",
@@ -126,6 +128,7 @@ DIVIDED_MODULES = frozenset(
         "checkpoints",
         "checkpoints_compressed",
         "compression",
+        "compression_of_largest",
         "compression_of_nodes",
         "norms",
         "optimizers",

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from ncclkv.comm.destinations import To
 from ncclkv.comm.programs.decoding import Decoding, word
@@ -151,14 +152,50 @@ def form_of(
     bits = codec.nbytes(codec.unit) * 8 // codec.unit
     # To all, a rank sends `size - 1` payloads; in two steps about one, and its share of counts.
     saves = bits * size > bits + codec.width(len(senders))
-    two_steps = shared = False
+    parts, shared = decoded(count, codec.unit, to, size, nodes)
+    everywhere = not (to.divided or shared or to.root is not None)
+    two_steps = everywhere and saves and codec.nbytes(count) > SHORT_BYTES
+    if two_steps:
+        parts = slices(count, size, codec.unit)
+    return Form(codec, senders, parts, two_steps, shared)
+
+
+class Decoded(NamedTuple):
+    """The elements that ranks decode, if they read the payloads of all.
+
+    Attributes
+    ----------
+    parts : sequence of (int, int)
+        The elements of each rank.
+    shared : bool
+        Whether the ranks of a node share the result.
+    """
+
+    parts: Sequence[Range]
+    shared: bool
+
+
+def decoded(count: int, unit: int, to: To, size: int, nodes: Nodes | None) -> Decoded:
+    """Return the elements that each rank decodes of `count`.
+
+    Parameters
+    ----------
+    count : int
+    unit : int
+        Slices of a node begin at multiples of this number.
+    to, size, nodes
+        As of `form_of`.
+
+    Examples
+    --------
+    >>> from ncclkv.comm.destinations import EVERYONE
+    >>> decoded(64, 16, EVERYONE, 3, [[0, 2], [1]])
+    Decoded(parts=[(0, 32), (0, 64), (32, 64)], shared=True)
+    """
     if to.divided or to.root is not None:
-        decoded = [to.part(rank, count) if to.receives(rank) else (0, 0) for rank in range(size)]
-    elif nodes is not None:
-        parts = [zip(each, slices(count, len(each), codec.unit), strict=True) for each in nodes]
-        decoded, shared = [part for _, part in sorted(chain.from_iterable(parts))], True
-    elif saves and codec.nbytes(count) > SHORT_BYTES:
-        decoded, two_steps = slices(count, size, codec.unit), True
-    else:
-        decoded = [(0, count)] * size
-    return Form(codec, senders, decoded, two_steps, shared)
+        parts = [to.part(rank, count) if to.receives(rank) else (0, 0) for rank in range(size)]
+        return Decoded(parts, shared=False)
+    if nodes is None:
+        return Decoded([(0, count)] * size, shared=False)
+    of_nodes = [zip(each, slices(count, len(each), unit), strict=True) for each in nodes]
+    return Decoded([part for _, part in sorted(chain.from_iterable(of_nodes))], shared=True)

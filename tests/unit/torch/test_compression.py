@@ -108,7 +108,11 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
         UsageError,
         r"compress: '\*\.bias' has no effect, because later .* move '\*\.bias' behind the more gen",
     ),
-    "not in this version": ("topk", NotSupported, "topk with scope='rank' is not in this version"),
+    "not in this version": (
+        "powersgd",
+        NotSupported,
+        "powersgd is not in this version",
+    ),
 }
 
 
@@ -146,8 +150,8 @@ def test_no_store_is_made_for_a_wrong_argument(monkeypatch: pytest.MonkeyPatch) 
 def test_a_store_that_refuses_a_type_is_free_again() -> None:
     made = module()
     with ncclkv.create("local") as kv:
-        with pytest.raises(NotSupported, match="topk"):
-            DataParallel(made, kv, compress={"0.bias": "topk"})
+        with pytest.raises(NotSupported, match="powersgd"):
+            DataParallel(made, kv, compress={"0.bias": "powersgd"})
         model = DataParallel(made, kv, compress="2bit")
         model(torch.ones(1, 2)).sum().backward()
 
@@ -162,8 +166,8 @@ def test_a_store_made_here_is_closed_if_it_refuses_a_type(monkeypatch: pytest.Mo
     monkeypatch.setattr("ncclkv.torch.checks.create", create)
 
     def work() -> None:
-        with pytest.raises(NotSupported, match="topk"):
-            DataParallel(module(), "threads", compress="topk")
+        with pytest.raises(NotSupported, match="powersgd"):
+            DataParallel(module(), "threads", compress="powersgd")
         model = DataParallel(module(), "threads", compress="fp16")
         model(torch.ones(1, 2)).sum().backward()
         model.close()

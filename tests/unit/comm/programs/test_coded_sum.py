@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
@@ -103,6 +103,7 @@ def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
+@settings(deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("name", [*MODELS])
 def test_sums_are_those_of_the_model_at_every_destination(name: str, data: st.DataObject) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
@@ -118,6 +118,7 @@ def cover(ranges: Sequence[tuple[int, int]], lo: int, hi: int) -> bool:
     return joined and (filled[0][0], filled[-1][1]) == (lo, hi) if filled else lo == hi
 
 
+@settings(deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("name", [*MODELS])
 def test_sums_are_those_of_one_sender_a_node(name: str, data: st.DataObject) -> None:

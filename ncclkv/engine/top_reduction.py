@@ -1,0 +1,56 @@
+"""`TopReduction`: sums over ranks of the largest gradients, whose rest stays in residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from ncclkv.comm.base import Collective, Communicator
+from ncclkv.comm.programs.coded_sum import decoded
+from ncclkv.comm.programs.top_sum import TopSum
+from ncclkv.comm.types import Buffer
+from ncclkv.compress.topk import TopK
+from ncclkv.engine.reduction import Senders, Span
+from ncclkv.engine.residuals import Residuals
+from ncclkv.table.bucket import Entry
+
+
+class TopReduction:
+    """The reduction of the keys of a store of which each push sends the largest gradients.
+
+    Parameters
+    ----------
+    comm : Communicator
+    codec : TopK
+    residuals : Residuals
+    """
+
+    def __init__(self, comm: Communicator, codec: TopK, residuals: Residuals) -> None:
+        self._comm = comm
+        self._codec = codec
+        self._residuals = residuals
+
+    def prepare(
+        self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
+    ) -> Collective:
+        comm, codec = self._comm, self._codec
+        entries = [entry for entry in span.entries if entry.spec.size]
+        bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in entries]
+        payload = comm.allocate(sum(codec.nbytes(hi - lo) for lo, hi in bounds))
+        ranks = frozenset(range(comm.size)) if senders is None else senders
+        nodes = comm.nodes if span.node_shared else None
+        encode = partial(self._encode, span, entries, payload) if comm.rank in ranks else None
+        parts = decoded(span.hi - span.lo, 1, span.to, comm.size, nodes)
+        top = TopSum(codec, encode, payload, bounds, receive, ranks, parts, op == "avg")
+        return comm.program(
+            top.steps, what="a topk sum", nbytes=payload.nbytes, sent=partial(top.sent, comm.rank)
+        )
+
+    def _encode(self, span: Span, entries: Sequence[Entry], payload: Buffer) -> None:
+        """Move the largest gradients of each key to the payload that this rank sends."""
+        start = 0
+        for entry in entries:
+            stop = start + self._codec.nbytes(entry.spec.size)
+            gradient = span.gradients[entry.lo - span.lo : entry.hi - span.lo]
+            self._codec.encode(gradient, self._residuals.of(entry.spec), payload[start:stop])
+            start = stop
