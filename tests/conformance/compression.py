@@ -429,3 +429,27 @@ def ranks_that_differ_are_refused(create: Stores) -> None:
         "rank 0 has compression_params={'type': '2bit', 'threshold': 0.5, 'scope': 'rank'}",
         "rank 1 has compression_params={'type': '2bit', 'threshold': 1.5, 'scope': 'rank'}",
     )
+
+
+@case(in_host_memory=True)
+def thirty_pushes_of_keys_of_every_length(create: Stores) -> None:
+    lengths = [*range(1, 71), *(2**power + more for power in range(7, 12) for more in (-1, 0, 1))]
+    ends = np.cumsum(lengths)
+    keys = [f"k{length}" for length in lengths]
+    for kind, threshold in ("2bit", 0.3), ("2bit", 1.7), ("1bit", -0.1):
+        kv = create(bucket_bytes=8192)
+        kv.set_gradient_compression({"type": kind, "threshold": threshold})
+        kv.init(keys, [np.zeros(length, np.float32) for length in lengths])
+        # Each element is encoded by itself, so one model has those of all keys.
+        models = [MODELS[kind](threshold, int(ends[-1])) for _ in range(kv.num_workers)]
+        for step in range(30):
+            count: np.ndarray = np.zeros(ends[-1], np.int64)
+            for rank, model in enumerate(models):
+                rng = np.random.default_rng([rank, step])
+                numbers = rng.standard_normal(ends[-1], np.float32)
+                count += model.push(numbers)[1]
+                if rank == kv.rank:
+                    kv.push(keys, np.split(numbers, ends[:-1]))
+            found = np.concatenate(kv.pull(keys))
+            expected = count.astype(np.float32) * np.float32(models[0].step)
+            np.testing.assert_array_equal(found, expected, f"rank {kv.rank}, step {step}")
