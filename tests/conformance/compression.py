@@ -169,12 +169,19 @@ def group_that_raises(kv: Any) -> None:
         raise ZeroDivisionError
 
 
+def block_that_raises(kv: Any) -> None:
+    with kv.overlap(["w", "a"]):
+        kv.push("a", [gradient(kv.rank, 0, "a")] * 2)
+        raise ZeroDivisionError
+
+
 @case(in_host_memory=True)
 def a_dropped_push_leaves_residuals(create: Stores) -> None:
     kv = compressed(create, "2bit")
     sums = Sums("2bit", 0.5, CODED, kv.num_workers)
-    with pytest.raises(ZeroDivisionError):
-        group_that_raises(kv)
+    for raises in group_that_raises, block_that_raises:
+        with pytest.raises(ZeroDivisionError):
+            raises(kv)
     for step in range(2):
         kv.push(["w", "a"], [gradient(kv.rank, step, "w"), gradient(kv.rank, step, "a")])
         check(kv, "w", sums.step("w", step))

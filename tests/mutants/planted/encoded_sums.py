@@ -1,0 +1,83 @@
+"""Faults in sums of encoded gradients: which keys are encoded, who sends, and what stays owed."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, Selection
+
+STORE = "threads/test_store_cases.py"
+SUMS = "unit/comm/programs/test_coded_sum.py"
+
+MUTANTS = (
+    Mutant(
+        name="ranks-that-rest-send",
+        file="ncclkv/engine/coded_reduction.py",
+        old=" if comm.rank in ranks else None\n",
+        new="\n",
+        why="the residual of a rank without a push is encoded, and lost",
+        tests=(Selection("0", STORE, "a_drained_rank_sends_nothing"),),
+    ),
+    Mutant(
+        name="two-codecs-in-one-range",
+        file="ncclkv/engine/bucket_state.py",
+        old="            groups.setdefault(self.coded.get(key), set()).add(key)\n",
+        new="            groups.setdefault(next(iter(self.coded.values())), set()).add(key)\n",
+        why="keys that are to be sent whole are encoded with their neighbours",
+        tests=(Selection("0", "unit/engine/test_reductions.py"),),
+    ),
+    Mutant(
+        name="residual-of-another-type-is-kept",
+        file="ncclkv/engine/reductions.py",
+        old="kind_of(before) != kind_of(codec)",
+        new="False",
+        why="what one type owes is sent by another, which never saw the gradients",
+        tests=(Selection("0", STORE, "another_type_does_not"),),
+    ),
+    Mutant(
+        name="dropped-arrays-are-encoded-later",
+        file="ncclkv/engine/bucket_state.py",
+        old="        self.reductions.drop_staged([key])\n",
+        new="",
+        why="the arrays of a group that raised are sent with the next push of the key",
+        tests=(Selection("0", STORE, "a_dropped_push_leaves_residuals"),),
+    ),
+    Mutant(
+        name="averages-of-codes-over-all-ranks",
+        file="ncclkv/comm/programs/coded_sum.py",
+        old="        divisor = senders if self.divides else None\n",
+        new="        divisor = wire.size if self.divides else None\n",
+        why="averages of an uneven block are too small",
+        tests=(Selection("0", SUMS, "ranks_that_rest"),),
+    ),
+    Mutant(
+        name="padding-of-codes-is-not-cleared",
+        file="ncclkv/compress/entries.py",
+        old="            out[max(lo - start, 0) : hi - start] = 0\n",
+        new="            pass\n",
+        why="norms of a bucket count numbers between the keys, which 1bit decodes to -1",
+        tests=(Selection("0", SUMS, "every_destination"),),
+    ),
+    Mutant(
+        name="one-process-encodes-straight-into-values",
+        file="ncclkv/engine/engine.py",
+        old="(policy.flushes_everything or self.reductions.rules)",
+        new="policy.flushes_everything",
+        why="a push of a rank alone is not compressed",
+        tests=(Selection("0", STORE, "test_one_rank and sums_and_residuals"),),
+    ),
+    Mutant(
+        name="reset-keeps-residuals",
+        file="ncclkv/engine/engine.py",
+        old="                self.reductions.residuals.reset(key)\n",
+        new="                pass\n",
+        why="a new value gets what gradients of the old one owe",
+        tests=(Selection("0", STORE, "another_type_does_not"),),
+    ),
+    Mutant(
+        name="parts-of-the-largest-at-wrong-places",
+        file="ncclkv/comm/programs/top_sum.py",
+        old="    places = indices.view(np.int32) + shift\n",
+        new="    places = indices.view(np.int32)\n",
+        why="a rank that decodes a part of a key adds numbers to other elements",
+        tests=(Selection("0", "unit/comm/programs/test_top_sum.py"),),
+    ),
+)

@@ -1,0 +1,131 @@
+"""A codec is a class and a row of two tables; its keys share a bucket with those of others."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ncclkv
+from ncclkv.comm.base import Collective
+from ncclkv.comm.transport import Steps
+from ncclkv.comm.types import Apply, Buffer
+from ncclkv.comm.wire import Wire
+from ncclkv.compress.registry import CODECS
+from ncclkv.engine import reductions
+from ncclkv.engine.reduction import Senders, Span
+from ncclkv.testing import run_ranks
+from tests.harness.context import context_of
+
+
+class Plain:
+    """A codec that sends float32 unchanged."""
+
+    name = "plain"
+    declared = ()
+    keeps_residual = False
+    dtypes = ("float32",)
+    ops = ("sum",)
+    most_senders = sys.maxsize
+
+    def __init__(self) -> None:
+        self.parameters = {"type": self.name, "scope": "rank"}
+
+    def pays(self, count: int, senders: int) -> bool:
+        return True
+
+
+class PlainReduction:
+    """Adds the arrays of all senders, which every rank reads."""
+
+    def __init__(self, store: reductions.Reductions) -> None:
+        self._comm = store.comm
+        self.prepared: list[tuple[list[Any], Senders | None]] = []
+
+    def prepare(
+        self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
+    ) -> Collective:
+        self.prepared.append((list(span.keys), senders))
+        ranks = range(self._comm.size) if senders is None else senders
+
+        def steps(wire: Wire, apply: Apply | None) -> Steps:
+            own = span.gradients.copy()
+            parts = yield from wire.read(
+                own, lambda _, owner: (0, own.size) if owner in ranks else None
+            )
+            receive[...] = sum(part for part in parts if part is not None)
+            if apply is not None:
+                apply(0, receive.size)
+
+        return self._comm.program(steps, what="a plain sum", nbytes=span.gradients.nbytes)
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the codec to the tables."""
+    monkeypatch.setitem(CODECS, "plain", Plain)
+    form = reductions.Form(lambda store, _: PlainReduction(store), lambda *_: None)
+    monkeypatch.setitem(reductions.FORMS, "plain", form)
+
+
+def prepared(kv: Any) -> list[tuple[list[Any], Senders | None]]:
+    """Return the keys and senders of the collectives of the codec so far."""
+    (made,) = context_of(kv).engine.reductions._made.values()
+    found: list[tuple[list[Any], Senders | None]] = made.prepared
+    return found
+
+
+KEYS = ["a", "b", "c", "d"]
+
+
+@pytest.mark.usefixtures("plain")
+def test_keys_of_two_codecs_share_a_bucket() -> None:
+    def work() -> None:
+        with ncclkv.create("threads") as kv:
+            kv.init(KEYS, [np.zeros(70, np.float32)] * 4)
+            kv.set_gradient_compression({"type": "plain"}, keys=["a", "b", "d"])
+            for step in range(1, 4):
+                kv.push(KEYS, [np.full(70, step * (kv.rank + 1), np.float32)] * 4)
+                for value in kv.pull(KEYS):
+                    assert (value == step * 6).all()
+            kv.push(["a", "c"], [np.full(70, kv.rank, np.float32)] * 2)
+            assert (kv.pull("a") == 3).all()
+            assert prepared(kv) == [(["a", "b"], None), (["d"], None), (["a"], None)]
+
+    run_ranks(3, work)
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_collective_is_prepared_anew_for_other_senders() -> None:
+    def work() -> None:
+        with ncclkv.create("threads") as kv:
+            kv.init("a", np.zeros(3, np.float32))
+            kv.set_gradient_compression({"type": "plain"})
+            with kv.uneven():
+                for _ in range(1 + (kv.rank != 1)):
+                    kv.push("a", np.full(3, kv.rank + 1, np.float32))
+                    kv.wait()
+            assert (kv.pull("a") == 4).all()
+            assert prepared(kv) == [(["a"], None), (["a"], frozenset([0, 2]))]
+
+    run_ranks(3, work)
+
+
+@pytest.mark.usefixtures("plain")
+def test_the_last_rule_that_matches_a_key_counts() -> None:
+    with ncclkv.create("threads") as kv:
+        rules = context_of(kv).engine.reductions
+        kv.init(["x1", "x2", "y"], [np.zeros(2, np.float32)] * 3)
+        kv.set_gradient_compression({"type": "plain"}, keys="x*")
+        kv.set_gradient_compression(None, keys="x2")
+        assert [kv.gradient_compression(key) is None for key in ("x1", "x2", "y")] == [
+            False,
+            True,
+            True,
+        ]
+        assert len(rules.rules) == 2
+        kv.set_gradient_compression({"type": "2bit"})
+        assert len(rules.rules) == 1
+        assert kv.gradient_compression("x2")["type"] == "2bit"
