@@ -28,7 +28,13 @@ pytestmark = [
     pytest.mark.usefixtures("rank_device"),
 ]
 
-LOCAL = ("is_capable", "keys", "row_sparse_pull", "set_gradient_compression")
+LOCAL = (
+    "gradient_compression",
+    "is_capable",
+    "keys",
+    "row_sparse_pull",
+    "set_gradient_compression",
+)
 """Verbs that put no work on a device."""
 
 Call = Callable[[], Any]

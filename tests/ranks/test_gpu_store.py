@@ -29,7 +29,7 @@ pytestmark = pytest.mark.limit(40)
     [
         pytest.param(case, id=case.name, marks=[pytest.mark.first] * (case.name in FIRST))
         for case in CASES
-        if case.fits(SIZE)
+        if case.fits(SIZE) and not case.in_host_memory
     ],
 )
 @pytest.mark.usefixtures("rank_device")
