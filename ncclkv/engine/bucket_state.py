@@ -206,26 +206,21 @@ class BucketState:
         self._optimizer_states[which] = memory.view(dtype)
         return self._optimizer_states[which]
 
-    def take(self, keys: Set[Key] | None = None) -> tuple[Set[Key], Sequence[Span]]:
-        """Take the pushed keys, or those of them in `keys`, for a launch.
+    def select(self, keys: Set[Key] | None = None) -> tuple[Set[Key], Sequence[Span]]:
+        """Return the pushed keys, or those of them in `keys`, for a launch.
 
         Returns
         -------
         set of keys
+            The pushed keys themselves, without `keys`.
         sequence of Span
             The ranges that hold these keys and no other key.
         """
         self.launched = True
-        if keys is None:
-            taken, self.pushed = self.pushed, set()
-            self.filled.clear()
-        else:
-            taken = self.pushed & keys
-            self.pushed -= taken
-            self.filled -= taken
+        selected = self.pushed if keys is None else self.pushed & keys
         # As `spans`, whose call a push of all keys saves.
-        cached = self._pushed_spans.get(None) if len(taken) == self.key_count else None
-        return taken, self.spans(taken) if cached is None else cached
+        cached = self._pushed_spans.get(None) if len(selected) == self.key_count else None
+        return selected, self.spans(selected) if cached is None else cached
 
     def spans(self, pushed: Set[Key]) -> Sequence[Span]:
         """Return the ranges that hold keys and no other key."""

@@ -66,16 +66,13 @@ class Reducer:
             return
         updates, placement = self.updates, self.updates.placement
         within, updates.applying = updates.applying, True
-        pushed, spans = state.take(keys)
+        pushed, spans = state.select(keys)
         since = concurrency.perf_counter() if len(pushed) == state.key_count else None
         updates.rule.count_update(state.bucket, pushed)
         if placement.updates:
             targets = updates.rule.target(state, spans, skip_flag)
         else:
-            targets = [(span.gradients, None) for span in spans]
-            if updates.rule.norms is not None:
-                # Else this rank alone would lend the gradients before a flush.
-                state.unfinished.append(None)
+            targets = self._without_updates(state, spans)
         if spans and not placement.replicated:
             state.mark_stale(spans[0].lo, spans[-1].hi)
         if len(spans) >= MIN_SPANS and self.comm.blocks and updates.rule.norms is None:
@@ -94,7 +91,17 @@ class Reducer:
                 self.events.sequence += 1
                 work = collective.launch(apply)
             state.in_flight.add(work, since)
+        # Not before: a launch that lacks memory can be made again.
+        state.filled -= pushed
+        state.pushed -= pushed
         updates.applying = within
+
+    def _without_updates(self, state: BucketState, spans: Sequence[Span]) -> list[Target]:
+        """Return the targets of ranges on a rank that does not update."""
+        if self.updates.rule.norms is not None:
+            # Else this rank alone would lend the gradients before a flush.
+            state.unfinished.append(None)
+        return [(span.gradients, None) for span in spans]
 
     def _prepare(
         self,
