@@ -220,6 +220,18 @@ class Parts:
             start += aligned(nbytes)
 
 
+def read_of(rank: int, size: int, wants: Wants, itemsize: int = 1) -> int:
+    """Return the bytes that other ranks read of a rank in a `Wire.read`.
+
+    Examples
+    --------
+    >>> read_of(0, 3, lambda reader, owner: (0, 10 * reader), itemsize=4)
+    120
+    """
+    found = (wants(reader, rank) for reader in range(size) if reader != rank)
+    return sum(bounds[1] - bounds[0] for bounds in found if bounds is not None) * itemsize
+
+
 def aligned(nbytes: int) -> int:
     """Return the next multiple of `ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -167,6 +167,16 @@ class PowerSGD:
         """
         multiply(p, q, matrix, residual, senders, average)
 
+    def renew(self, q: Array, key: int | str, shape: Sequence[int], launch: int) -> None:
+        """Replace rows of the sum of all Q from which no later gradient could be sent.
+
+        Such a row is 0, as after gradients of 0, or has a number that is not finite.  The sum is
+        the same on all ranks, and so is the new row, which is that of `basis`.
+        """
+        lost = ~(np.isfinite(q).all(axis=1) & q.any(axis=1))
+        if lost.any():
+            q[lost] = self.basis(key, shape, launch)[lost]
+
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Return the rows and columns of the matrix of a key: its first dimension, and all others.

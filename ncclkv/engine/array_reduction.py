@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -43,6 +43,11 @@ class StagedArrays:
         """Return the copies of a key, flat; none if it was pushed with one array."""
         return self._copies.get(key, [])[: self._counts.pop(key, 0)]
 
+    def forget(self, key: Key) -> None:
+        """Free the copies of a key that is not encoded any more."""
+        self._copies.pop(key, None)
+        self._counts.pop(key, None)
+
     def drop(self, keys: Iterable[Key]) -> None:
         """Forget the arrays of keys, which are not launched or were pushed anew."""
         for key in keys:
@@ -50,14 +55,13 @@ class StagedArrays:
 
 
 class ArrayReduction:
-    """The reduction of the keys of a store of one process that have one codec.
+    """The reduction of the keys of a bucket in one process that have one codec.
 
     Parameters
     ----------
     comm : Communicator
     codec : Codec
-    sums : callable
-        ``sums(op)`` returns the `ArraySum` of an op.
+    sums : ArraySum
     residuals : Residuals
         Of each array, by its position in the push.
     staged : StagedArrays
@@ -67,7 +71,7 @@ class ArrayReduction:
         self,
         comm: Communicator,
         codec: Codec,
-        sums: Callable[[str], ArraySum],
+        sums: ArraySum,
         residuals: Residuals,
         staged: StagedArrays,
     ) -> None:
@@ -82,14 +86,13 @@ class ArrayReduction:
     ) -> Collective:
         bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in span.entries]
         padding = Padding(bounds, span.hi - span.lo)
-        steps = partial(self._steps, span, receive, self._sums(op), padding)
+        steps = partial(self._steps, span, receive, padding)
         return self._comm.program(steps, what=f"a {self._codec.name} sum")
 
     def _steps(
         self,
         span: Span,
         receive: Buffer,
-        sums: ArraySum,
         padding: Padding,
         wire: Wire,
         apply: Apply | None,
@@ -101,7 +104,7 @@ class ArrayReduction:
             part = slice(entry.lo - span.lo, entry.hi - span.lo)
             arrays = self._staged.take(entry.key) or [span.gradients[part]]
             residual_of = partial(self._residuals.of, entry.spec)
-            sums.add(entry, arrays, residual_of, receive[part])
+            self._sums.add(entry, arrays, residual_of, receive[part])
         padding.clear(0, receive)
         if apply is not None:
             apply(0, receive.size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -14,30 +14,53 @@ from ncclkv.compress.entries import Bounds, Padding, encode_entries
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
 from ncclkv.engine.saturation import Saturation
+from ncclkv.table.bucket import Bucket
 
 _NOTHING = np.empty(0, np.uint8)
 
 
 class CodedReduction:
-    """The reduction of the keys of a store that have one codec.
+    """The reduction of the keys of a bucket that have one codec.
 
-    A launch encodes, and so changes residuals: a flush that is skipped launches nothing.
+    A launch encodes, and so changes residuals: a flush that is skipped launches nothing.  The
+    ranges of a bucket use parts of one payload: those in flight at once have no key in common.
 
     Parameters
     ----------
     comm : Communicator
     codec : CountedCodec
+    bucket : Bucket
     residuals : Residuals
     saturation : Saturation
     """
 
     def __init__(
-        self, comm: Communicator, codec: CountedCodec, residuals: Residuals, saturation: Saturation
+        self,
+        comm: Communicator,
+        codec: CountedCodec,
+        bucket: Bucket,
+        residuals: Residuals,
+        saturation: Saturation,
     ) -> None:
         self.codec = codec
         self._comm = comm
+        self._bucket = bucket
         self._residuals = residuals
         self._saturation = saturation
+
+    @cached_property
+    def _payload(self) -> Buffer:
+        """The codes of the bucket."""
+        return self._comm.allocate(self.codec.nbytes(self._bucket.count))
+
+    @cached_property
+    def _packed(self) -> Buffer:
+        """The packed counts of the bucket."""
+        return self._comm.allocate(self._packed_at(self._bucket.count))
+
+    def _packed_at(self, element: int) -> int:
+        """Return the position of the packed counts from an element of the bucket on."""
+        return self.codec.packed_nbytes(element, self._comm.size)
 
     def prepare(
         self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
@@ -47,10 +70,12 @@ class CodedReduction:
         ranks = frozenset(range(comm.size)) if senders is None else senders
         nodes = comm.nodes if span.node_shared else None
         form = form_of(codec, count, ranks, span.to, comm.size, nodes)
-        payload, packed = comm.allocate(codec.nbytes(count)), _NOTHING
+        start = codec.nbytes(span.lo)
+        payload, packed = self._payload[start : start + codec.nbytes(count)], _NOTHING
         if form.two_steps:
             lo, hi = form.decoded[comm.rank]
-            packed = comm.allocate(form.packed(hi - lo))
+            start = self._packed_at(span.lo + lo)
+            packed = self._packed[start : start + form.packed(hi - lo)]
         encode = partial(self._encode, span, bounds, payload) if comm.rank in ranks else None
         padding = Padding(bounds, count)
         coded = CodedSum(codec, encode, payload, padding, receive, form, op == "avg", packed)

@@ -236,7 +236,6 @@ class AgreedFlush(FlushPolicy):
         if self._missing_zeros:
             return dict.fromkeys((spec.key for spec in specs), active)
         pushing = [rank for rank, each in enumerate(all_ranks) if each.part == Part.PUSHES]
-        reductions = self._reducer.layout.reductions
         senders: dict[Key, Senders] = {}
         for spec in specs:
             having = [rank for rank, each in enumerate(all_ranks) if spec.index in each.pushed]
@@ -249,7 +248,7 @@ class AgreedFlush(FlushPolicy):
                     key=spec.key,
                     ranks=lacking,
                 )
-            counted = spec.op == "avg" or reductions.codec(spec) is not None
+            counted = spec.op == "avg" or spec.key in self._layout[spec.key].state.coded
             senders[spec.key] = frozenset(having) if counted else active
         return senders
 

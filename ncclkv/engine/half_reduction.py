@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 
 from ncclkv.arrays.dtypes import named
 from ncclkv.comm.base import Collective, Communicator
@@ -10,33 +10,45 @@ from ncclkv.comm.types import Apply, Buffer, Work
 from ncclkv.compress.half import Half
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
+from ncclkv.table.bucket import Bucket
 
 
 class HalfReduction:
-    """The reduction of the keys of a store whose gradients are sent in 16 bits.
+    """The reduction of the keys of a bucket whose gradients are sent in 16 bits.
 
-    Its sums are those of 16-bit arrays, so a node sends as many bytes as its ranks would.
+    Its sums are those of 16-bit arrays, so a node sends as many bytes as its ranks would.  The
+    ranges of a bucket use parts of the same arrays, as in `CodedReduction`.
 
     Parameters
     ----------
     comm : Communicator
     codec : Half
+    bucket : Bucket
     residuals : Residuals
         Of what the rounding loses, if the codec keeps it.
     """
 
-    def __init__(self, comm: Communicator, codec: Half, residuals: Residuals) -> None:
+    def __init__(
+        self, comm: Communicator, codec: Half, bucket: Bucket, residuals: Residuals
+    ) -> None:
         self._comm = comm
         self._codec = codec
+        self._bucket = bucket
         self._residuals = residuals
         self._dtype = named(codec.wire_dtype, codec.name)
+
+    @cached_property
+    def _arrays(self) -> tuple[Buffer, Buffer]:
+        """The gradients and the sums of the bucket, in 16 bits."""
+        nbytes = self._bucket.count * self._dtype.itemsize
+        first, second = (self._comm.allocate(nbytes).view(self._dtype) for _ in range(2))
+        return first, second
 
     def prepare(
         self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
     ) -> Collective:
-        comm, count = self._comm, span.hi - span.lo
-        payload = comm.allocate(count * self._dtype.itemsize).view(self._dtype)
-        total = comm.allocate(payload.nbytes).view(self._dtype)
+        comm = self._comm
+        payload, total = (array[span.lo : span.hi] for array in self._arrays)
         divisor = None
         if senders is not None and op == "avg":
             op, divisor = "sum", len(senders)

@@ -8,7 +8,7 @@ stay in their buckets.  The residuals of a node, added, are what the node owes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,30 +26,55 @@ from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
 from ncclkv.engine.saturation import Saturation
 from ncclkv.kernels.base import Arrays
-from ncclkv.table.bucket import Entry
+from ncclkv.table.bucket import Bucket, Entry
+
+_NOTHING = np.empty(0, np.uint8)
 
 
 class NodeReduction:
-    """The reduction of the keys of a store that have one codec, whose senders are nodes.
+    """The reduction of the keys of a bucket that have one codec, whose senders are nodes.
+
+    The ranges of a bucket use parts of one payload, as in `CodedReduction`.
 
     Parameters
     ----------
     comm : Communicator
         Of several nodes.
     codec : CountedCodec
+    bucket : Bucket
     residuals : Residuals
     saturation : Saturation
         On the ranks of the first node it warns.
     """
 
     def __init__(
-        self, comm: Communicator, codec: CountedCodec, residuals: Residuals, saturation: Saturation
+        self,
+        comm: Communicator,
+        codec: CountedCodec,
+        bucket: Bucket,
+        residuals: Residuals,
+        saturation: Saturation,
     ) -> None:
         self.codec = codec
         self._comm = comm
+        self._bucket = bucket
         self._nodes: Nodes = comm.nodes or ()
         self._residuals = residuals
         self._saturation = saturation
+
+    @cached_property
+    def _payload(self) -> Buffer:
+        """The codes of the bucket, of which this rank writes its slice."""
+        return self._comm.allocate(self.codec.nbytes(self._bucket.count))
+
+    @cached_property
+    def _packed(self) -> Buffer:
+        """The packed counts of the bucket."""
+        return self._comm.allocate(self._packed_at(self._bucket.count))
+
+    def _packed_at(self, element: int) -> int:
+        """Return the position of the packed counts from an element of the bucket on."""
+        return self.codec.packed_nbytes(element, len(self._nodes))
 
     def prepare(
         self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
@@ -59,8 +84,11 @@ class NodeReduction:
         cuts = cuts_of(span, min(map(len, self._nodes)), codec.unit)
         form = node_form(codec, cuts, ranks, span.to, self._nodes, shared=span.node_shared)
         lo, hi = form.slice_of(comm.rank)
-        payload = comm.allocate(codec.nbytes(hi - lo))
-        packed = comm.allocate(form.packed(hi - lo) if form.packs else 0)
+        start = codec.nbytes(span.lo + lo)
+        payload, packed = self._payload[start : start + codec.nbytes(hi - lo)], _NOTHING
+        if form.packs:
+            start = self._packed_at(span.lo + lo)
+            packed = self._packed[start : start + form.packed(hi - lo)]
         bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in span.entries]
         made = NodeSum(
             span.gradients,
@@ -78,6 +106,29 @@ class NodeReduction:
             nbytes=span.gradients.nbytes,
             sent=partial(form.sent, comm.rank),
         )
+
+    def deal_residual(self, entry: Entry) -> None:
+        """Give the residuals of a key to the ranks of this node in whose slices they lie.
+
+        Collective; the residuals that a checkpoint has given to the ranks may be those of other
+        slices.  What the node owes, the sum over its ranks, stays the same.
+        """
+        comm, own = self._comm, self._residuals.of(entry.spec)
+        neighbours = next(ranks for ranks in self._nodes if comm.rank in ranks)
+        cuts = slices(self._bucket.count, min(map(len, self._nodes)), self.codec.unit)
+        parts = [slice(0)] * comm.size
+        for rank, (lo, hi) in zip(neighbours, cuts, strict=False):
+            first, end = max(lo, entry.lo) - entry.lo, min(hi, entry.hi) - entry.lo
+            parts[rank] = slice(first, max(first, end))
+        mine = parts[comm.rank]
+        received = [own[:0].copy() for _ in parts]
+        for rank in neighbours:
+            received[rank] = np.empty_like(own[mine])
+        work = comm.all_to_all([own[part] for part in parts], received)
+        work.label = f"the residuals of key {entry.key!r}"
+        work.wait()
+        own[...] = 0
+        comm.kernels.reduce([received[rank] for rank in neighbours], own[mine], "sum")
 
     def _encode(self, pieces: Sequence[Piece], payload: Buffer, arrays: Arrays) -> None:
         """Add the arrays of the ranks of this node, and encode their sum into the payload."""

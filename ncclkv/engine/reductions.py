@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, NamedTuple
 
 from ncclkv.comm.base import Communicator
@@ -58,7 +57,6 @@ class Reductions:
         self.comm = comm
         self.each_array_sends = each_array_sends
         self._staged = StagedArrays() if each_array_sends else None
-        self._made: dict[Codec, Reduction] = {}
         self._chosen: dict[Key, Codec] = {}
 
     def add(self, rule: CodecRule) -> None:
@@ -90,12 +88,15 @@ class Reductions:
     def choose(self, bucket: Bucket) -> dict[Key, Reduction]:
         """Return the reductions of the keys of a bucket that are encoded."""
         found: dict[Key, Reduction] = {}
+        made: dict[Codec, Reduction] = {}
         for entry in bucket.entries:
             codec = self.follow(entry.spec)
             if codec is not None:
                 if codec.keeps_residual:
                     self.residuals.of(entry.spec)  # allocated here, not in the middle of a push
-                found[entry.key] = self._reduction(codec)
+                if codec not in made:
+                    made[codec] = self._make(codec, bucket)
+                found[entry.key] = made[codec]
         return found
 
     def follow(self, spec: KeySpec) -> Codec | None:
@@ -111,23 +112,19 @@ class Reductions:
             self.residuals.drop([key])
         if codec is not None:
             self._chosen[key] = codec
+        elif self._staged is not None:
+            self._staged.forget(key)
         return codec
 
-    def _reduction(self, codec: Codec) -> Reduction:
-        """Return the reduction of all keys that have a codec."""
-        if codec not in self._made:
-            self._made[codec] = self._make(codec)
-        return self._made[codec]
-
-    def _make(self, codec: Codec) -> Reduction:
-        """Make the reduction of a codec: over ranks, or of the arrays of this process."""
+    def _make(self, codec: Codec, bucket: Bucket) -> Reduction:
+        """Make the reduction of a codec: over ranks, over nodes, or of arrays of this process."""
         over_ranks, of_arrays, over_nodes = FORMS[codec.name]
+        if self._staged is not None:
+            sums = of_arrays(self, codec, bucket.op)
+            return ArrayReduction(self.comm, codec, sums, self.residuals, self._staged)
         if by_node(codec) and over_nodes is not None:
-            return over_nodes(self, codec)
-        if self._staged is None:
-            return over_ranks(self, codec)
-        sums = partial(of_arrays, self, codec)
-        return ArrayReduction(self.comm, codec, sums, self.residuals, self._staged)
+            return over_nodes(self, codec, bucket)
+        return over_ranks(self, codec, bucket)
 
     # Arrays that are encoded one by one
 
@@ -148,30 +145,33 @@ class Form(NamedTuple):
     Attributes
     ----------
     over_ranks : callable
-        Returns the reduction over ranks.
+        Returns the reduction over ranks of a bucket's keys.
     of_arrays : callable
         Returns the sums of arrays in one process by an op.
     over_nodes : callable or None
         Returns the reduction whose senders are nodes; None if these codecs have none.
     """
 
-    over_ranks: Callable[[Reductions, Any], Reduction]
+    over_ranks: Callable[[Reductions, Any, Bucket], Reduction]
     of_arrays: Callable[[Reductions, Any, str], ArraySum]
-    over_nodes: Callable[[Reductions, Any], Reduction] | None = None
+    over_nodes: Callable[[Reductions, Any, Bucket], Reduction] | None = None
 
 
 _COUNTED = Form(
-    lambda store, codec: CodedReduction(store.comm, codec, store.residuals, store.saturation),
+    lambda store, codec, bucket: CodedReduction(
+        store.comm, codec, bucket, store.residuals, store.saturation
+    ),
     lambda store, codec, op: CountedArrays(codec, store.saturation),
-    lambda store, codec: NodeReduction(store.comm, codec, store.residuals, store.saturation),
+    lambda store, codec, bucket: NodeReduction(
+        store.comm, codec, bucket, store.residuals, store.saturation
+    ),
 )
 _HALF = Form(
-    lambda store, codec: HalfReduction(store.comm, codec, store.residuals),
+    lambda store, codec, bucket: HalfReduction(store.comm, codec, bucket, store.residuals),
     lambda store, codec, op: HalfArrays(codec, store.comm.kernels, op),
 )
-
 _TOP = Form(
-    lambda store, codec: TopReduction(store.comm, codec, store.residuals),
+    lambda store, codec, bucket: TopReduction(store.comm, codec, bucket, store.residuals),
     lambda store, codec, op: TopArrays(codec),
 )
 

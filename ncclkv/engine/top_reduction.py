@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate
 
 from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.programs.coded_sum import decoded
@@ -12,23 +13,36 @@ from ncclkv.comm.types import Buffer
 from ncclkv.compress.topk import TopK
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
-from ncclkv.table.bucket import Entry
+from ncclkv.table.bucket import Bucket, Entry
 
 
 class TopReduction:
-    """The reduction of the keys of a store of which each push sends the largest gradients.
+    """The reduction of the keys of a bucket of which each push sends the largest gradients.
+
+    The ranges of a bucket use parts of one payload, as in `CodedReduction`.
 
     Parameters
     ----------
     comm : Communicator
     codec : TopK
+    bucket : Bucket
     residuals : Residuals
     """
 
-    def __init__(self, comm: Communicator, codec: TopK, residuals: Residuals) -> None:
+    def __init__(
+        self, comm: Communicator, codec: TopK, bucket: Bucket, residuals: Residuals
+    ) -> None:
         self._comm = comm
         self._codec = codec
         self._residuals = residuals
+        sizes = [codec.nbytes(entry.spec.size) for entry in bucket.entries]
+        self._starts = dict(zip(bucket.numbers, accumulate(sizes, initial=0), strict=False))
+        self._nbytes = sum(sizes)
+
+    @cached_property
+    def _payload(self) -> Buffer:
+        """The payloads of all keys of the bucket."""
+        return self._comm.allocate(self._nbytes)
 
     def prepare(
         self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
@@ -36,7 +50,8 @@ class TopReduction:
         comm, codec = self._comm, self._codec
         entries = [entry for entry in span.entries if entry.spec.size]
         bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in entries]
-        payload = comm.allocate(sum(codec.nbytes(hi - lo) for lo, hi in bounds))
+        start = self._starts[entries[0].key]
+        payload = self._payload[start : start + sum(codec.nbytes(hi - lo) for lo, hi in bounds)]
         ranks = frozenset(range(comm.size)) if senders is None else senders
         nodes = comm.nodes if span.node_shared else None
         encode = partial(self._encode, span, entries, payload) if comm.rank in ranks else None

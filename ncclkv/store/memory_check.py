@@ -125,11 +125,13 @@ class MemoryCheck:
         common = shares and self._layout.share_weights
         new, pending = _padded(specs), self._layout.pending_bytes
         # A key without a slot holds memory for its first value, which its gradient gets later.
-        gradients, each = ranks * (new + self._residuals(specs)), new + pending
+        gradients, each = ranks * new, new + pending
         weights = each + (ranks - 1) * (self._unshared(specs) if common else each)
         if not self._layout.has_values:
             weights = 0
-        mapped = gradients + weights if shares else new + each
+        residual = self._residuals(specs)  # of a rank, in memory that no other rank maps
+        mapped = residual + (gradients + weights if shares else new + each)
+        needed = gradients + weights + ranks * residual
         earlier = ", earlier keys without a bucket included" if pending else ""
         space, left = address_space_left(), memory_left()
         if space is not None and mapped > space.nbytes:
@@ -137,14 +139,15 @@ class MemoryCheck:
                 f"in its address space they need {mapped:,} bytes{earlier}, and {space.nbytes:,} "
                 f"are left by {space.source}; raise the limit"
             )
-        if left is None or gradients + weights <= left.nbytes:
+        if left is None or needed <= left.nbytes:
             return ""
+        compressed = f", {ranks * residual:,} for what compression keeps" if residual else ""
         return (
-            f"on its node they need {gradients + weights:,} bytes ({gradients:,} for the gradients "
-            f"of {ranks} ranks, {weights:,} for "
+            f"on its node they need {needed:,} bytes ({gradients:,} for the gradients of {ranks} "
+            f"ranks, {weights:,} for "
             f"{'shared weights' if weights < ranks * each else 'the weights of each rank'}"
-            f"{earlier}), and {left.nbytes:,} are left by {left.source}; give the node more "
-            f"memory, or fewer ranks"
+            f"{compressed}{earlier}), and {left.nbytes:,} are left by {left.source}; give the node "
+            f"more memory, or fewer ranks"
         )
 
     def _residuals(self, specs: Sequence[KeySpec]) -> int:

@@ -26,6 +26,7 @@ from ncclkv.checkpoint.residuals import (
 from ncclkv.checkpoint.tensors import Array, batches
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Buffer
+from ncclkv.engine.node_reduction import NodeReduction
 from ncclkv.engine.reductions import Reductions
 from ncclkv.errors import CheckpointError
 from ncclkv.store.context import Component
@@ -121,6 +122,16 @@ class ResidualStates(Component):
                 f"{error}; the values are those of the checkpoint, and the residuals are zero: "
                 f"load a checkpoint again"
             ) from error
+        self._deal_in_nodes([spec for spec, _ in senders.values()])
+
+    def _deal_in_nodes(self, specs: Sequence[KeySpec]) -> None:
+        """Give residuals of nodes to the ranks that send them; collective."""
+        sent_by_nodes = [spec for spec in specs if (self._codec(spec) or ("", ""))[1] == "node"]
+        for spec in sent_by_nodes:
+            slot = self._engine.layout[spec.key]
+            reduction = slot.state.coded[spec.key]
+            if isinstance(reduction, NodeReduction):
+                reduction.deal_residual(slot.entry)
 
     def _senders(self, verb: str, manifest: Manifest) -> dict[int, tuple[KeySpec, int]]:
         """Return the key and its number of senders here, by the saved index, and log the rest."""

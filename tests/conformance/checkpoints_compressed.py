@@ -151,6 +151,25 @@ def long_keys_continue_bit_for_bit(create: Stores) -> None:
 
 
 @case(needs="safetensors", in_host_memory=True)
+def residuals_of_nodes_go_to_the_slices_of_other_buckets(create: Stores) -> None:
+    parameters = {**TWO_BIT, "scope": "node"}
+    with TemporaryDirectory() as directory, new_store(create) as kv:
+        prepared(kv, parameters, LONG)
+        for number in range(3):
+            step(kv, number)
+        kv.save(directory, step=3)
+        step(kv, 3)
+        expected = bits(kv)
+        for placement in PLACEMENTS:
+            for nbytes in (0, 4096, 1 << 20):
+                options = {"update_on": placement, "bucket_bytes": nbytes}
+                with other_store(create, parameters, **options) as other:
+                    other.load(directory)
+                    step(other, 3)
+                    assert bits(other) == expected, (placement, nbytes)
+
+
+@case(needs="safetensors", in_host_memory=True)
 def several_arrays_of_a_key_keep_their_residuals(create: Stores) -> None:
     for parameters in TYPES:
         goes_on(create, parameters, SHAPES, arrays=3)

@@ -91,6 +91,47 @@ def check(kv: Any, key: str, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(kv.pull(key), expected, f"key {key!r} on rank {kv.rank}")
 
 
+def check_missing_pushes(kv: Any, sums: Any) -> None:
+    """Push two keys, of which one rank leaves out one; `sums` has the model's `push`."""
+    ranks = range(kv.num_workers)
+    for step in range(3):
+        late = step % kv.num_workers
+        if kv.rank != late or kv.num_workers == 1:
+            kv.push("w", gradient(kv.rank, step, "w"))
+        kv.push("c", gradient(kv.rank, step, "c"))
+        kv.wait()
+        arrays = {rank: gradient(rank, step, "w") for rank in ranks}
+        if kv.num_workers > 1:
+            arrays[late] = np.zeros(LENGTHS["w"], np.float32)
+        check(kv, "w", sums.push("w", arrays))
+        check(kv, "c", sums.push("c", {rank: gradient(rank, step, "c") for rank in ranks}))
+    sums.check_residuals(kv)
+
+
+def check_drained_ranks(
+    kv: Any,
+    sums: Any,
+    keys: Sequence[str],
+    op: str = "sum",
+    gradient: Callable[[int, int, str], np.ndarray] = gradient,
+) -> None:
+    """Push keys in a block in which rank r has r + 1 batches; `sums` has the model's `push`."""
+    found = []
+    with kv.uneven():
+        for step in range(1 + kv.rank):
+            kv.push(list(keys), [gradient(kv.rank, step, key) for key in keys])
+            found.append([kv.pull(key) for key in keys])
+    for step in range(kv.num_workers):
+        ranks = range(step, kv.num_workers)
+        for index, key in enumerate(keys):
+            wanted = sums.push(key, {rank: gradient(rank, step, key) for rank in ranks})
+            if op == "avg":
+                wanted = wanted / np.float32(len(ranks))
+            if step < len(found):
+                np.testing.assert_array_equal(found[step][index], wanted)
+    sums.check_residuals(kv)
+
+
 CODED = [key for key in LENGTHS if key != "bias"]
 
 
@@ -211,19 +252,7 @@ def a_skipped_flush_leaves_residuals(create: Stores) -> None:
 def a_missing_push_counts_as_zeros_through_the_codec(create: Stores) -> None:
     for kind in TYPES:
         kv = compressed(create, kind, missing="zeros")
-        sums = Sums(kind, 0.5, CODED, kv.num_workers)
-        for step in range(3):
-            late = step % kv.num_workers
-            if kv.rank != late or kv.num_workers == 1:
-                kv.push("w", gradient(kv.rank, step, "w"))
-            kv.push("c", gradient(kv.rank, step, "c"))
-            kv.wait()
-            gradients = {rank: gradient(rank, step, "w") for rank in range(kv.num_workers)}
-            if kv.num_workers > 1:
-                gradients[late] = np.zeros(LENGTHS["w"], np.float32)
-            check(kv, "w", sums.push("w", gradients))
-            check(kv, "c", sums.step("c", step))
-        sums.check_residuals(kv)
+        check_missing_pushes(kv, Sums(kind, 0.5, CODED, kv.num_workers))
 
 
 @case(in_host_memory=True)
@@ -233,21 +262,7 @@ def a_drained_rank_sends_nothing(create: Stores) -> None:
             kv = create()
             kv.set_gradient_compression({"type": kind, "threshold": 0.5})
             kv.init(["w", "c"], [np.zeros(LENGTHS[key], np.float32) for key in "wc"], op=op)
-            sums = Sums(kind, 0.5, ["w", "c"], kv.num_workers)
-            found = []
-            with kv.uneven():
-                for step in range(1 + kv.rank):
-                    kv.push(["w", "c"], [gradient(kv.rank, step, key) for key in "wc"])
-                    found.append([kv.pull(key) for key in "wc"])
-            for step in range(kv.num_workers):
-                ranks = range(step, kv.num_workers)
-                for index, key in enumerate("wc"):
-                    wanted = sums.push(key, {rank: gradient(rank, step, key) for rank in ranks})
-                    if op == "avg":
-                        wanted = wanted / np.float32(len(ranks))
-                    if step < len(found):
-                        np.testing.assert_array_equal(found[step][index], wanted)
-            sums.check_residuals(kv)
+            check_drained_ranks(kv, Sums(kind, 0.5, ["w", "c"], kv.num_workers), ["w", "c"], op)
 
 
 @case(in_host_memory=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.conformance.compression import check, check_drained_ranks
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 from tests.harness.context import context_of
@@ -41,7 +42,7 @@ class Senders:
             self.residuals[key, sender] = owed
         return total
 
-    def check(self, kv: Any) -> None:
+    def check_residuals(self, kv: Any) -> None:
         """Fail unless the residuals of this rank are those of its sender."""
         residuals = context_of(kv).engine.reductions.residuals
         for (key, sender), expected in self.residuals.items():
@@ -54,10 +55,6 @@ def largest(create: Stores, op: str = "sum", **options: Any) -> Any:
     kv.set_gradient_compression({"type": "topk", "ratio": RATIO})
     kv.init(list(LENGTHS), [np.zeros(count, np.float32) for count in LENGTHS.values()], op=op)
     return kv
-
-
-def check(kv: Any, key: str, expected: np.ndarray) -> None:
-    np.testing.assert_array_equal(kv.pull(key), expected, f"key {key!r} on rank {kv.rank}")
 
 
 @case(in_host_memory=True)
@@ -75,7 +72,7 @@ def the_largest_gradients_are_sent(create: Stores) -> None:
                 else:  # its payloads would be longer than the key
                     wanted = np.sum(list(gradients.values()), axis=0, dtype=np.float32)
                 check(kv, key, wanted / np.float32(len(ranks)) if op == "avg" else wanted)
-        senders.check(kv)
+        senders.check_residuals(kv)
         assert "not encoded by topk" in kv.explain_plan()
 
 
@@ -100,22 +97,12 @@ def blocks_of_the_largest_gradients(create: Stores) -> None:
     view[...] = gradient(kv.rank, 2, "w")
     kv.push("w", view)
     check(kv, "w", wanted("w", 2))
-    senders.check(kv)
+    senders.check_residuals(kv)
 
 
 @case(in_host_memory=True)
 def drained_ranks_send_none_of_the_largest(create: Stores) -> None:
-    kv, senders, found = largest(create), Senders(), []
-    with kv.uneven():
-        for step in range(1 + kv.rank):
-            kv.push("w", gradient(kv.rank, step, "w"))
-            found.append(kv.pull("w"))
-    for step in range(kv.num_workers):
-        ranks = range(step, kv.num_workers)
-        wanted = senders.push("w", {rank: gradient(rank, step, "w") for rank in ranks})
-        if step < len(found):
-            np.testing.assert_array_equal(found[step], wanted)
-    senders.check(kv)
+    check_drained_ranks(largest(create), Senders(), ["w"], gradient=gradient)
 
 
 @case(in_host_memory=True)

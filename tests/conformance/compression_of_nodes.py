@@ -9,7 +9,16 @@ import numpy as np
 
 import ncclkv
 from ncclkv.errors import NotSupported
-from tests.conformance.compression import CODED, LENGTHS, TYPES, Sums, check, gradient
+from tests.conformance.compression import (
+    CODED,
+    LENGTHS,
+    TYPES,
+    Sums,
+    check,
+    check_drained_ranks,
+    check_missing_pushes,
+    gradient,
+)
 from tests.conformance.expect import refused
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
@@ -191,19 +200,7 @@ def a_skipped_flush_leaves_residuals_of_nodes(create: Stores) -> None:
 def a_node_adds_zeros_for_a_missing_push(create: Stores) -> None:
     for kind in TYPES:
         kv = compressed(create, kind, missing="zeros")
-        sums = NodeSums(kv, kind, CODED)
-        for step in range(3):
-            late = step % kv.num_workers
-            if kv.rank != late or kv.num_workers == 1:
-                kv.push("w", gradient(kv.rank, step, "w"))
-            push(kv, ["c"], step)
-            kv.wait()
-            arrays = {rank: gradient(rank, step, "w") for rank in range(kv.num_workers)}
-            if kv.num_workers > 1:
-                arrays[late] = np.zeros(LENGTHS["w"], np.float32)
-            check(kv, "w", sums.push("w", arrays))
-            check(kv, "c", sums.step("c", step))
-        sums.check_residuals(kv)
+        check_missing_pushes(kv, NodeSums(kv, kind, CODED))
 
 
 @case(in_host_memory=True)
@@ -211,21 +208,7 @@ def a_node_of_drained_ranks_sends_nothing(create: Stores) -> None:
     for kind in TYPES:
         for op in ("sum", "avg"):
             kv = compressed(create, kind, ["w", "long"], op=op)
-            sums = NodeSums(kv, kind, ["w", "long"])
-            found = []
-            with kv.uneven():
-                for step in range(1 + kv.rank):
-                    push(kv, ["w", "long"], step)
-                    found.append([kv.pull(key) for key in ("w", "long")])
-            for step in range(kv.num_workers):
-                ranks = range(step, kv.num_workers)
-                for index, key in enumerate(["w", "long"]):
-                    wanted = sums.push(key, {rank: gradient(rank, step, key) for rank in ranks})
-                    if op == "avg":
-                        wanted = wanted / np.float32(len(ranks))
-                    if step < len(found):
-                        np.testing.assert_array_equal(found[step][index], wanted)
-            sums.check_residuals(kv)
+            check_drained_ranks(kv, NodeSums(kv, kind, ["w", "long"]), ["w", "long"], op)
 
 
 @case(in_host_memory=True)

@@ -17,11 +17,11 @@ from itertools import chain
 from typing import NamedTuple
 
 from ncclkv.comm.destinations import To
-from ncclkv.comm.programs.decoding import Decoding, word
+from ncclkv.comm.programs.decoding import Decoding, counts_save, word
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Apply, Buffer
-from ncclkv.comm.wire import Range, Wire
+from ncclkv.comm.wire import Range, Wire, read_of
 from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.entries import Padding
 
@@ -124,9 +124,7 @@ class Form:
     def sent(self, rank: int) -> int:
         """Return the bytes that other ranks read of a rank in a launch."""
         reads = [self.codes, self.counts] if self.two_steps else [self.codes]
-        peers = [reader for reader in range(len(self.decoded)) if reader != rank]
-        found = [read(reader, rank) for read in reads for reader in peers]
-        return sum(bounds[1] - bounds[0] for bounds in found if bounds is not None)
+        return sum(read_of(rank, len(self.decoded), read) for read in reads)
 
 
 def form_of(
@@ -149,12 +147,9 @@ def form_of(
     nodes : sequence of sequence of int, or None
         The ranks of each node, if the ranks of a node share the result.
     """
-    bits = codec.nbytes(codec.unit) * 8 // codec.unit
-    # To all, a rank sends `size - 1` payloads; in two steps about one, and its share of counts.
-    saves = bits * size > bits + codec.width(len(senders))
     parts, shared = decoded(count, codec.unit, to, size, nodes)
     everywhere = not (to.divided or shared or to.root is not None)
-    two_steps = everywhere and saves and codec.nbytes(count) > SHORT_BYTES
+    two_steps = everywhere and counts_save(codec, size) and codec.nbytes(count) > SHORT_BYTES
     if two_steps:
         parts = slices(count, size, codec.unit)
     return Form(codec, senders, parts, two_steps, shared)

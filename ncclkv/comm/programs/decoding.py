@@ -93,6 +93,16 @@ class Decoding:
                 apply(lo, hi)
 
 
+def counts_save(codec: CountedCodec, senders: int) -> bool:
+    """Return whether sums of so many senders take fewer bytes in two steps.
+
+    Else each sends its codes to all others.  In two steps it sends its codes once, and a share of
+    the counts to all.
+    """
+    bits = codec.nbytes(codec.unit) * 8 // codec.unit
+    return bits * senders > bits + codec.width(senders)
+
+
 def word(element: int, unit: int) -> int:
     """Return the first element of the word that has the code of an element."""
     return element // unit * unit

@@ -18,11 +18,11 @@ from functools import cached_property
 
 from ncclkv.comm.destinations import To
 from ncclkv.comm.programs.coded_sum import SHORT_BYTES, Nodes
-from ncclkv.comm.programs.decoding import Decoding, word
+from ncclkv.comm.programs.decoding import Decoding, counts_save, word
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Apply, Buffer
-from ncclkv.comm.wire import Range, Wire
+from ncclkv.comm.wire import Range, Wire, read_of
 from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.entries import Padding
 
@@ -205,12 +205,7 @@ class NodeForm:
         reads = [(self.gradients, GRADIENT_BYTES), (self.codes, 1)]
         reads += [(self.counts, 1)] if self.two_steps else []
         reads += [] if self.shared else [(self.neighbours, 1)]
-        sent = 0
-        for reader in range(len(self.decoded)):
-            for read, itemsize in reads if reader != rank else ():
-                lo, hi = read(reader, rank) or (0, 0)
-                sent += (hi - lo) * itemsize
-        return sent
+        return sum(read_of(rank, len(self.decoded), *read) for read in reads)
 
 
 def node_form(
@@ -237,11 +232,9 @@ def node_form(
     """
     place, count = places(nodes), cuts[-1][1]
     ranks, parts = sorted(place), len(nodes)
-    bits = codec.nbytes(codec.unit) * 8 // codec.unit
-    saves = bits * parts > bits + codec.width(parts)
     direct = to.divided or to.root is not None
     longest = max(hi - lo for lo, hi in cuts)
-    two_steps = not direct and saves and codec.nbytes(longest) > SHORT_BYTES
+    two_steps = not direct and counts_save(codec, parts) and codec.nbytes(longest) > SHORT_BYTES
     decoded = []
     for rank in ranks:
         number, index = place[rank]

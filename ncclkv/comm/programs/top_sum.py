@@ -1,23 +1,26 @@
 """`TopSum`: a sum of the largest elements of each rank, which are sent with their indices.
 
-All payloads go to all ranks that decode elements.  Each adds them in the order of the senders, so
-all ranks get the same bits.  A rank that decodes a part of an entry picks the indices of the part,
-which are ascending.
+A rank reads the payloads of the entries that it decodes, and adds them in the order of the senders:
+so all ranks get the same bits.  A rank that decodes a part of an entry picks the indices of the
+part, which are ascending.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
 from ncclkv.comm.programs.coded_sum import Decoded
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.types import Apply, Buffer
-from ncclkv.comm.wire import Range, Wire
+from ncclkv.comm.wire import Range, Wire, read_of
 from ncclkv.compress.topk import TopK
-from ncclkv.kernels.host.largest import add_largest
+from ncclkv.kernels.host.largest import add_largest, parts_of
 
 
 @dataclass(frozen=True)
@@ -71,32 +74,45 @@ class TopSum:
         if apply is not None:
             apply(lo, hi)
 
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The bytes of the payload up to the begin of each entry, and up to the end."""
+        sizes = (self.codec.nbytes(hi - lo) for lo, hi in self.entries)
+        return [*accumulate(sizes, initial=0)]
+
+    def _entries_in(self, lo: int, hi: int) -> Range:
+        """Return the indices of the entries that have elements in a range."""
+        first = bisect_right(self.entries, lo, key=lambda entry: entry[1])
+        return first, max(first, bisect_left(self.entries, hi, key=lambda entry: entry[0]))
+
     def wanted(self, reader: int, owner: int) -> Range | None:
-        """Return the bytes of an owner's payload that a reader needs: all, or none."""
-        lo, hi = self.decoded.parts[reader]
-        return None if lo == hi or owner not in self.senders else (0, self.payload.size)
+        """Return the bytes of an owner's payload that a reader needs: those of its entries."""
+        first, end = self._entries_in(*self.decoded.parts[reader])
+        if first == end or owner not in self.senders:
+            return None
+        return self._ends[first], self._ends[end]
 
     def sent(self, rank: int) -> int:
         """Return the bytes that other ranks read of a rank in a launch."""
-        readers = range(len(self.decoded.parts))
-        found = [self.wanted(reader, rank) for reader in readers if reader != rank]
-        return sum(bounds[1] for bounds in found if bounds is not None)
+        return read_of(rank, len(self.decoded.parts), self.wanted)
 
     def _add(self, payload: Buffer, first: int, out: Buffer) -> None:
         """Add the elements of a sender to `out`, which begins at element `first`."""
         start, last = 0, first + out.size
-        for lo, hi in self.entries:
+        for index in range(*self._entries_in(first, last)):
+            lo, hi = self.entries[index]
             stop = start + self.codec.nbytes(hi - lo)
             part, start = payload[start:stop], stop
             if first <= lo and hi <= last:
                 add_largest(part, out[lo - first : hi - first])
-            elif lo < last and first < hi:
+            else:
                 _add_some(part, lo - first, out)
 
 
 def _add_some(payload: Buffer, shift: int, out: Buffer) -> None:
     """Add those elements of a payload that lie in `out`, once `shift` is added to their indices."""
-    indices, numbers = np.split(payload, 2)
-    places = indices.view(np.int32) + shift
+    indices, numbers = parts_of(payload)
+    places = indices.astype(np.int64) + shift
     lo, hi = np.searchsorted(places, (0, out.size))
-    out[places[lo:hi]] += numbers.view(np.float32)[lo:hi]
+    with np.errstate(all="ignore"):  # as `add_largest`
+        out[places[lo:hi]] += numbers[lo:hi]

@@ -26,8 +26,6 @@ from ncclkv.errors import OrderMismatch
 from ncclkv.kernels.host.chunks import working_dtype
 from ncclkv.kernels.host.reduce import finish
 
-_REFUSAL = np.empty(0, np.uint8)
-
 
 class NodeGroup:
     """Ranks of several nodes, this one included, and their part of one collective.
@@ -47,13 +45,14 @@ class NodeGroup:
 
     def __init__(self, channel: Channel, ranks: Sequence[int]) -> None:
         self.ranks = ranks
-        self._messages = _Subset(channel.transport, ranks)
-        self.channel = channel.among(self._messages)
+        self._whole = channel
+        self.channel = channel.among(_Subset(channel.transport, ranks))
 
     def refuse(self) -> None:
         """Send the peers a message that none expects: ranks have made different calls."""
-        for peer in self.channel.peers:
-            self._messages.refuse(peer, self.channel.tag)
+        for rank in self.ranks:
+            if rank != self._whole.rank:
+                self._whole.refuse(rank)
 
 
 def refusing(group: NodeGroup | None, slot: CollectiveSlot, steps: Steps) -> Steps:
@@ -181,7 +180,3 @@ class _Subset(Messages):
         if not into.size:
             return LocalRequest(self._ranks[peer])
         return self._transport.receive(into, self._ranks[peer], tag)
-
-    def refuse(self, peer: int, tag: int) -> None:
-        """Send a peer an empty message."""
-        self._transport.send(_REFUSAL, self._ranks[peer], tag)

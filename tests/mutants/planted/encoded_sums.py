@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, Selection
 
 STORE = "threads/test_store_cases.py"
+RANKS = "ranks/test_store_cases.py"
 SUMS = "unit/comm/programs/test_coded_sum.py"
 
 MUTANTS = (
@@ -73,10 +74,46 @@ MUTANTS = (
         tests=(Selection("0", STORE, "another_type_does_not"),),
     ),
     Mutant(
+        name="residuals-of-nodes-outside-their-slices",
+        file="ncclkv/store/residual_states.py",
+        old="                reduction.deal_residual(slot.entry)\n",
+        new="                pass\n",
+        why="what a checkpoint gives to a rank without that slice is never sent",
+        tests=(
+            Selection(
+                "0",
+                RANKS,
+                "residuals_of_nodes_go",
+                ranks=4,
+                environment=("NCCLKV_RANKS_PER_NODE=2",),
+            ),
+        ),
+    ),
+    Mutant(
+        name="slices-of-the-range-pushed",
+        file="ncclkv/engine/node_reduction.py",
+        old="    cuts = slices(hi if span.bucket is None else span.bucket.count, owners, unit)\n",
+        new="    cuts = slices(hi - lo, owners, unit, lo)\n",
+        why="an element moves to another rank of its node, which does not owe what was kept",
+        tests=(
+            Selection(
+                "0", RANKS, "one_sender_a_node", ranks=4, environment=("NCCLKV_RANKS_PER_NODE=2",)
+            ),
+        ),
+    ),
+    Mutant(
+        name="averages-of-nodes-over-nodes",
+        file="ncclkv/comm/programs/node_sum.py",
+        old="        divisor = len(form.senders) if self.divides else None\n",
+        new="        divisor = len(form.sending) if self.divides else None\n",
+        why="averages are too large by the number of ranks of a node",
+        tests=(Selection("0", "unit/comm/programs/test_node_sum.py"),),
+    ),
+    Mutant(
         name="parts-of-the-largest-at-wrong-places",
         file="ncclkv/comm/programs/top_sum.py",
-        old="    places = indices.view(np.int32) + shift\n",
-        new="    places = indices.view(np.int32)\n",
+        old="    places = indices.astype(np.int64) + shift\n",
+        new="    places = indices.astype(np.int64)\n",
         why="a rank that decodes a part of a key adds numbers to other elements",
         tests=(Selection("0", "unit/comm/programs/test_top_sum.py"),),
     ),

@@ -20,7 +20,7 @@ class Senders:
     """The matrices, residuals and common Q of some senders of a key."""
 
     def __init__(self, codec: PowerSGD, number: int, shape: tuple[int, int]) -> None:
-        self.codec, self.number = codec, number
+        self.codec, self.number, self.launches = codec, number, 0
         self.residuals = np.zeros((number, *shape), np.float32)
         (rank, rows), _ = codec.narrow_shapes(shape)
         self.p, self.q = np.empty((rank, rows), np.float32), codec.basis("key", shape)
@@ -43,6 +43,8 @@ class Senders:
         for matrix, residual in zip(matrices, self.residuals, strict=True):
             codec.finish(matrix, self.p, self.q, residual, self.number, average)
         assert len({matrix.tobytes() for matrix in matrices}) == 1
+        self.launches += 1
+        codec.renew(self.q, "key", self.residuals.shape[1:], self.launches)
         return matrices[0]
 
 
@@ -120,10 +122,21 @@ def test_zeros_send_zeros(rank: int) -> None:
     for _ in range(3):
         assert not ours.push(np.zeros((2, 20, 30))).any()
         assert not ours.residuals.any()
-    # Q is of zeros now: the first gradients after them stay in the residual, and are not lost.
     gradients = np.ones((2, 20, 30))
-    assert np.isfinite(ours.push(gradients)).all()
-    assert close(ours.residuals.sum(axis=0), gradients.sum(axis=0))
+    assert close(ours.push(gradients), gradients.sum(axis=0))
+    assert close(ours.residuals, np.zeros((2, 20, 30)))
+
+
+def test_a_direction_that_was_lost_comes_back() -> None:
+    """A gradient of one element leaves one row of Q; later ones need both."""
+    ours = Senders(PowerSGD(matrix_approximation_rank=2), 1, (20, 30))
+    first = np.zeros((1, 20, 30))
+    first[0, 3, 4] = 1
+    ours.push(first)
+    gradients = low_rank(np.random.default_rng(5), 2, (20, 30))[np.newaxis]
+    for _ in range(20):
+        ours.push(gradients)
+    assert np.linalg.norm(ours.residuals) < 1e-3 * np.linalg.norm(gradients)
 
 
 def test_a_residual_is_kept_only_if_it_is_given() -> None:
@@ -142,6 +155,13 @@ def test_nan_is_seen() -> None:
     ours, gradients = Senders(PowerSGD(), 2, (20, 30)), np.ones((2, 20, 30))
     gradients[1, 3, 4] = np.nan
     assert np.isnan(ours.push(gradients)).all()
+
+
+def test_nan_does_not_stay_in_q() -> None:
+    ours, gradients = Senders(PowerSGD(), 1, (20, 30)), np.ones((1, 20, 30))
+    ours.push(gradients * np.nan)
+    ours.residuals[...] = 0
+    assert close(ours.push(gradients), gradients[0])
 
 
 SHAPES: list[tuple[Sequence[int], tuple[int, int]]] = [

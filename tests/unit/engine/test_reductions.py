@@ -66,13 +66,14 @@ class PlainReduction:
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the codec to the tables."""
     monkeypatch.setitem(CODECS, "plain", Plain)
-    form = reductions.Form(lambda store, _: PlainReduction(store), lambda *_: None)
+    form = reductions.Form(lambda store, *_: PlainReduction(store), lambda *_: None)
     monkeypatch.setitem(reductions.FORMS, "plain", form)
 
 
 def prepared(kv: Any) -> list[tuple[list[Any], Senders | None]]:
     """Return the keys and senders of the collectives of the codec so far."""
-    (made,) = context_of(kv).engine.reductions._made.values()
+    (state,) = context_of(kv).engine.layout.states
+    (made,) = set(state.coded.values())
     found: list[tuple[list[Any], Senders | None]] = made.prepared
     return found
 
@@ -129,3 +130,34 @@ def test_the_last_rule_that_matches_a_key_counts() -> None:
         kv.set_gradient_compression({"type": "2bit"})
         assert len(rules.rules) == 1
         assert kv.gradient_compression("x2")["type"] == "2bit"
+
+
+CODECS_OVER_RANKS = [
+    {"type": "2bit"},
+    {"type": "1bit"},
+    {"type": "fp16"},
+    {"type": "topk", "ratio": 0.1},
+]
+
+
+@pytest.mark.parametrize("codec", CODECS_OVER_RANKS, ids=lambda codec: codec["type"])
+def test_other_keys_at_each_push_need_no_more_memory(codec: dict[str, Any]) -> None:
+    """Ranges of a bucket that are pushed for the first time use parts of the same arrays."""
+    keys = [f"k{number}" for number in range(12)]
+
+    def work() -> None:
+        with ncclkv.create("threads") as kv:
+            kv.set_gradient_compression(codec)
+            kv.init(keys, [np.zeros(1000, np.float32) for _ in keys])
+            comm, sizes = context_of(kv).comm, []
+            allocate = comm.allocate
+            kv.push(keys, [np.ones(1000, np.float32) for _ in keys])
+            kv.wait()
+            comm.allocate = lambda nbytes: (sizes.append(nbytes), allocate(nbytes))[1]
+            for lo in range(len(keys)):
+                for hi in range(lo + 1, len(keys) + 1):
+                    kv.push(keys[lo:hi], [np.ones(1000, np.float32)] * (hi - lo))
+                    kv.wait()
+            assert sizes == []
+
+    run_ranks(2, work)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from ncclkv.store import check
+from ncclkv.checkpoint import directory
+from ncclkv.store import check, saving
+from tests.unit.store.thread_ranks import on_rank
 
 
 @pytest.fixture
@@ -21,4 +23,14 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return function(verb, *given)
 
         monkeypatch.setattr(check, name, counting)
+    return found
+
+
+@pytest.fixture(params=["one disk", "two disks"])
+def disks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let all ranks see the leader's directory, or all but rank 1."""
+    if request.param == "two disks":
+        seen = directory.has_mark
+        monkeypatch.setattr(saving, "has_mark", lambda *given: on_rank() != 1 and seen(*given))
+    found: str = request.param
     return found

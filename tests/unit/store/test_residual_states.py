@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -16,25 +15,20 @@ import pytest
 pytest.importorskip("safetensors", reason="safetensors is absent: the extra `checkpoint`")
 
 import ncclkv
-from ncclkv.checkpoint import directory as directories
 from ncclkv.checkpoint import write as writing
 from ncclkv.errors import CheckpointError
 from ncclkv.optimizer import Adam
-from ncclkv.store import residual_states, saving
+from ncclkv.store import residual_states
 from ncclkv.testing import run_ranks
 from tests.conformance.checkpoints import Sum
 from tests.harness.context import context_of
 from tests.unit.checkpoint import small_checkpoints
+from tests.unit.store.thread_ranks import on_rank
 
 SIZES = [5, 40, 3000, 1, 0]
 KEYS = [*range(len(SIZES))]
 CODEC = {"type": "2bit", "threshold": 0.5}
 PLACEMENTS = ["every_rank", "root", "sharded"]
-
-
-def on_rank() -> int:
-    """Return the rank of the calling thread."""
-    return int(threading.current_thread().name.split()[-1])
 
 
 def push(kv: Any, seed: int = 0) -> None:
@@ -72,16 +66,6 @@ def opened(update_on: str, updater: Any = None) -> Iterator[Any]:
             kv.set_updater(updater)
         push(kv)
         yield kv
-
-
-@pytest.fixture(params=["one disk", "two disks"])
-def disks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let all ranks see the leader's directory, or all but rank 1."""
-    if request.param == "two disks":
-        seen = directories.has_mark
-        monkeypatch.setattr(saving, "has_mark", lambda *given: on_rank() != 1 and seen(*given))
-    found: str = request.param
-    return found
 
 
 def names_of(path: Path) -> dict[str, list[str]]:

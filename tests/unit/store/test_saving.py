@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ import pytest
 pytest.importorskip("safetensors", reason="safetensors is absent: the extra `checkpoint`")
 
 import ncclkv
-from ncclkv.checkpoint import directory as directories
 from ncclkv.checkpoint import write as writing
 from ncclkv.errors import CheckpointError
 from ncclkv.optimizer import Adam
-from ncclkv.store import saving
 from ncclkv.testing import run_ranks
 from tests.conformance.checkpoints import Sum
 from tests.harness.context import context_of
@@ -28,11 +25,6 @@ from tests.unit.checkpoint import small_checkpoints
 
 SIZES = [5, 40, 3000, 1]
 KEYS = [*range(len(SIZES))]
-
-
-def on_rank() -> int:
-    """Return the rank of the calling thread."""
-    return int(threading.current_thread().name.split()[-1])
 
 
 def push(kv: Any, seed: int = 0) -> None:
@@ -54,16 +46,6 @@ def opened(updater: Any = None) -> Any:
         kv.set_updater(updater)
     push(kv)
     return kv
-
-
-@pytest.fixture(params=["one disk", "two disks"])
-def disks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let all ranks see the leader's directory, or all but rank 1."""
-    if request.param == "two disks":
-        seen = directories.has_mark
-        monkeypatch.setattr(saving, "has_mark", lambda *given: on_rank() != 1 and seen(*given))
-    found: str = request.param
-    return found
 
 
 @pytest.mark.parametrize("update", ["optimizer", "object"])
