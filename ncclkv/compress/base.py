@@ -54,8 +54,8 @@ class Codec(Protocol):
     @property
     def most_senders(self) -> int: ...
 
-    def pays(self, count: int, senders: int) -> bool:
-        """Return whether payloads of `count` gradients are shorter than these, all together."""
+    def pays(self, shape: Sequence[int], senders: int) -> bool:
+        """Return whether all payloads of a key of this shape are shorter than its gradients."""
 
 
 class CountedCodec(Codec, Protocol):

@@ -7,7 +7,7 @@ as every sum of 16-bit floats is.  An average is divided in float32, before the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,7 +57,7 @@ class Half:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.parameters})"
 
-    def pays(self, count: int, senders: int) -> bool:
+    def pays(self, shape: Sequence[int], senders: int) -> bool:
         return True
 
     def encode(self, gradients: Array, residual: Array | None, payload: Array) -> None:

@@ -43,7 +43,7 @@ class PowerSGD:
     Examples
     --------
     >>> codec = PowerSGD(matrix_approximation_rank=2)
-    >>> codec.compresses((64, 32, 3, 3)), codec.compresses((64,))
+    >>> codec.pays((64, 32, 3, 3), 4), codec.pays((64,), 4)
     (True, False)
     >>> import numpy as np
     >>> matrix = np.outer(np.arange(3), np.ones(2)).astype(np.float32)
@@ -83,11 +83,8 @@ class PowerSGD:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.parameters})"
 
-    def pays(self, count: int, senders: int) -> bool:
-        return True
-
-    def compresses(self, shape: Sequence[int]) -> bool:
-        """Return whether a key of this shape is compressed; else its sums are those of float32."""
+    def pays(self, shape: Sequence[int], senders: int) -> bool:
+        """Return whether P and Q have fewer numbers than the key by `min_compression_rate`."""
         rows, columns = matrix_shape(shape)
         rate = self.parameters["min_compression_rate"]
         return bool(rows * columns > rate * self.rank * (rows + columns))

@@ -95,7 +95,7 @@ class Quantiser(ABC):
             Receives the codes, the most significant bit first.
         """
 
-    def pays(self, count: int, senders: int) -> bool:
+    def pays(self, shape: Sequence[int], senders: int) -> bool:
         return True
 
     def nbytes(self, count: int) -> int:

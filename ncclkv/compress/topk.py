@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ncclkv.compress.declared import SCOPE, Parameter, share
@@ -63,14 +64,15 @@ class TopK:
         """
         return min(count, max(1, round(self.ratio * count)))
 
-    def pays(self, count: int, senders: int) -> bool:
+    def pays(self, shape: Sequence[int], senders: int) -> bool:
         """Return whether all payloads have fewer numbers than the key.
 
         Examples
         --------
-        >>> TopK(ratio=0.1).pays(20, 4), TopK(ratio=0.1).pays(20, 16), TopK().pays(3, 4)
+        >>> TopK(ratio=0.1).pays((4, 5), 4), TopK(ratio=0.1).pays((4, 5), 16), TopK().pays((3,), 4)
         (True, False, False)
         """
+        count = math.prod(shape)
         return self.kept(count) * senders < count
 
     def nbytes(self, count: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,8 +10,11 @@ import numpy as np
 from ncclkv.arrays.dtypes import named
 from ncclkv.comm.programs.decoding import BLOCK
 from ncclkv.compress.base import CountedCodec
+from ncclkv.compress.basis import Basis
 from ncclkv.compress.half import Half
+from ncclkv.compress.powersgd import PowerSGD, matrix_shape
 from ncclkv.compress.topk import TopK
+from ncclkv.engine.bases import Bases
 from ncclkv.engine.saturation import Saturation
 from ncclkv.kernels.base import Array, Arrays, Kernels
 from ncclkv.table.bucket import Entry
@@ -94,6 +97,55 @@ class TopArrays:
         for index, (array, payload) in enumerate(zip(arrays, payloads, strict=True)):
             self._codec.encode(array, residual_of(index), payload)
         self._codec.merge(payloads, out)
+
+
+class LowRankArrays:
+    """Sums of matrices by products of narrow ones, with the bits of as many ranks."""
+
+    def __init__(self, codec: PowerSGD, kernels: Kernels, bases: Bases) -> None:
+        self._codec = codec
+        self._kernels = kernels
+        self._bases = bases
+
+    def add(self, entry: Entry, arrays: Arrays, residual_of: ResidualOf, out: Array) -> None:
+        codec, basis = self._codec, self._bases.of(entry.spec)
+        due = basis.is_due(codec)
+        basis.launches += 1
+        if not due:
+            self._kernels.reduce(arrays, out, "sum")
+            return
+        shape = matrix_shape(entry.spec.shape)
+        matrices = [array.reshape(shape) for array in arrays]
+        residuals: list[Array | None] = [None] * len(arrays)
+        if codec.keeps_residual:
+            residuals = [residual_of(index).reshape(shape) for index in range(len(arrays))]
+        p, q = self._factors(entry, matrices, residuals, basis)
+        for matrix, residual in zip(matrices, residuals, strict=True):
+            codec.finish(matrix, p, q, residual, len(arrays))
+        basis.keep(codec, q)
+        out[...] = matrices[0].reshape(-1)
+
+    def _factors(
+        self,
+        entry: Entry,
+        matrices: Arrays,
+        residuals: Sequence[Array | None],
+        basis: Basis,
+    ) -> tuple[Array, Array]:
+        """Return P and the sum of all Q, once each matrix has its residual added."""
+        codec = self._codec
+        tall, wide = codec.narrow_shapes(entry.spec.shape)
+        every_p = np.empty((len(matrices), *tall), np.float32)
+        every_q = np.empty((len(matrices), *wide), np.float32)
+        first = basis.first(codec)
+        for matrix, residual, p in zip(matrices, residuals, every_p, strict=True):
+            codec.project(matrix, residual, first.copy(), p)
+        self._kernels.reduce([*every_p], every_p[0], "sum")
+        for matrix, q in zip(matrices, every_q, strict=True):
+            p = every_p[0].copy()  # each sender makes the same sum orthonormal
+            codec.project_back(matrix, p, q)
+        self._kernels.reduce([*every_q], every_q[0], "sum")
+        return p, every_q[0]
 
 
 class _Memory:

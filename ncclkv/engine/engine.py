@@ -191,7 +191,7 @@ class Engine:
             else:
                 self.layout.pending[key] = value
             if reset_states:
-                self.reductions.residuals.reset(key)
+                self.reductions.reset(key)
         self.rule.counts_set()
 
     def _claim(self, state: BucketState) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ncclkv.comm.base import Communicator
 from ncclkv.compress.base import Codec
 from ncclkv.engine.array_reduction import ArrayReduction, StagedArrays
-from ncclkv.engine.array_sums import ArraySum, CountedArrays, HalfArrays, TopArrays
+from ncclkv.engine.array_sums import (
+    ArraySum,
+    CountedArrays,
+    HalfArrays,
+    LowRankArrays,
+    TopArrays,
+)
+from ncclkv.engine.bases import Bases
 from ncclkv.engine.codec_rules import CodecRule
 from ncclkv.engine.coded_reduction import CodedReduction
 from ncclkv.engine.half_reduction import HalfReduction
 from ncclkv.engine.node_reduction import NodeReduction
+from ncclkv.engine.power_reduction import PowerReduction
 from ncclkv.engine.reduction import DenseReduction, Reduction
 from ncclkv.engine.residuals import Residuals
 from ncclkv.engine.saturation import Saturation
@@ -40,6 +48,7 @@ class Reductions:
     rules : list of CodecRule
         The last rule that matches a key counts.
     residuals : Residuals
+    bases : Bases
     saturation : Saturation
     each_array_sends : bool
         As given.
@@ -51,6 +60,7 @@ class Reductions:
         self.dense = DenseReduction(comm)
         self.rules: list[CodecRule] = []
         self.residuals = Residuals(comm.kernels)
+        self.bases = Bases()
         nodes = comm.nodes or [range(comm.size)]
         self.saturation = Saturation(comm.rank, [*nodes[0]])
         self.one_node = len(nodes) == 1
@@ -83,10 +93,10 @@ class Reductions:
         codec = rule.codec
         if codec is None or not rule.encodes(spec) or (by_node(codec) and self.one_node):
             return False
-        return codec.pays(spec.size, self.comm.size)
+        return codec.pays(spec.shape, self.comm.size)
 
     def choose(self, bucket: Bucket) -> dict[Key, Reduction]:
-        """Return the reductions of the keys of a bucket that are encoded."""
+        """Return the reductions of the keys of a bucket whose sums are not those of `dense`."""
         found: dict[Key, Reduction] = {}
         made: dict[Codec, Reduction] = {}
         for entry in bucket.entries:
@@ -97,7 +107,29 @@ class Reductions:
                 if codec not in made:
                     made[codec] = self._make(codec, bucket)
                 found[entry.key] = made[codec]
+        found.update(self._short_keys(bucket, made))
         return found
+
+    def _short_keys(
+        self, bucket: Bucket, made: Mapping[Codec, Reduction]
+    ) -> Iterator[tuple[Key, Reduction]]:
+        """Yield the keys of a bucket that are not encoded, but summed with those that are."""
+        takes = {
+            codec: reduction
+            for codec, reduction in made.items()
+            if FORMS[codec.name].takes_short_keys and not self.each_array_sends
+        }
+        for spec in (entry.spec for entry in bucket.entries if takes):
+            rule = self.rule(spec.key)
+            if rule is None or rule.codec not in takes or self.encodes(rule, spec):
+                continue
+            if rule.encodes(spec):
+                yield spec.key, takes[rule.codec]
+
+    def reset(self, key: Key) -> None:
+        """Forget what has not been sent of a key, whose value is set."""
+        self.residuals.reset(key)
+        self.bases.reset(key)
 
     def follow(self, spec: KeySpec) -> Codec | None:
         """Return the codec of a key, once residuals of another type of codec are dropped.
@@ -110,6 +142,7 @@ class Reductions:
             self.saturation.drop([key])
         if codec is None or (before is not None and kind_of(before) != kind_of(codec)):
             self.residuals.drop([key])
+            self.bases.drop([key])
         if codec is not None:
             self._chosen[key] = codec
         elif self._staged is not None:
@@ -118,13 +151,13 @@ class Reductions:
 
     def _make(self, codec: Codec, bucket: Bucket) -> Reduction:
         """Make the reduction of a codec: over ranks, over nodes, or of arrays of this process."""
-        over_ranks, of_arrays, over_nodes = FORMS[codec.name]
+        form = FORMS[codec.name]
         if self._staged is not None:
-            sums = of_arrays(self, codec, bucket.op)
+            sums = form.of_arrays(self, codec, bucket.op)
             return ArrayReduction(self.comm, codec, sums, self.residuals, self._staged)
-        if by_node(codec) and over_nodes is not None:
-            return over_nodes(self, codec, bucket)
-        return over_ranks(self, codec, bucket)
+        if by_node(codec) and form.over_nodes is not None:
+            return form.over_nodes(self, codec, bucket)
+        return form.over_ranks(self, codec, bucket)
 
     # Arrays that are encoded one by one
 
@@ -150,11 +183,15 @@ class Form(NamedTuple):
         Returns the sums of arrays in one process by an op.
     over_nodes : callable or None
         Returns the reduction whose senders are nodes; None if these codecs have none.
+    takes_short_keys : bool
+        Whether the reduction over ranks also sums the keys of its bucket that are too short to be
+        encoded, which saves them a collective of their own.
     """
 
     over_ranks: Callable[[Reductions, Any, Bucket], Reduction]
     of_arrays: Callable[[Reductions, Any, str], ArraySum]
     over_nodes: Callable[[Reductions, Any, Bucket], Reduction] | None = None
+    takes_short_keys: bool = False
 
 
 _COUNTED = Form(
@@ -175,10 +212,19 @@ _TOP = Form(
     lambda store, codec, op: TopArrays(codec),
 )
 
+_LOW_RANK = Form(
+    lambda store, codec, bucket: PowerReduction(
+        store.comm, codec, bucket, store.residuals, store.bases
+    ),
+    lambda store, codec, op: LowRankArrays(codec, store.comm.kernels, store.bases),
+    takes_short_keys=True,
+)
+
 FORMS: dict[str, Form] = {
     **dict.fromkeys(("1bit", "2bit"), _COUNTED),
     **dict.fromkeys(("fp16", "bf16"), _HALF),
     "topk": _TOP,
+    "powersgd": _LOW_RANK,
 }
 """The sums of each type of codec."""
 

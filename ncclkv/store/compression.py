@@ -94,10 +94,7 @@ def _check_codec(codec: Codec, comm: Communicator) -> None:
     ------
     NotSupported
     """
-    form = FORMS.get(codec.name)
-    if form is None:
-        raise NotSupported(f"{_VERB}: {codec.name} is not in this version; use {', '.join(FORMS)}")
-    if by_node(codec) and form.over_nodes is None:
+    if by_node(codec) and FORMS[codec.name].over_nodes is None:
         names = [name for name, each in FORMS.items() if each.over_nodes is not None]
         raise NotSupported(
             f"{_VERB}: {codec.name} with scope='node' is not in this version; use "

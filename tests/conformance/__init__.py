@@ -20,6 +20,7 @@ MODULES = (
     "reductions",
     "compression",
     "compression_of_largest",
+    "compression_of_matrices",
     "compression_of_nodes",
     "contract",
     "regressions",

@@ -200,7 +200,7 @@ def test_a_key_is_compressed_if_it_becomes_small_enough(
     rank: int, rate: float, shape: tuple[int, ...], compressed: bool
 ) -> None:
     codec = PowerSGD(matrix_approximation_rank=rank, min_compression_rate=rate)
-    assert codec.compresses(shape) == compressed
+    assert codec.pays(shape, 4) == compressed
 
 
 def test_a_rank_is_at_most_that_of_the_matrix() -> None:

@@ -1,0 +1,83 @@
+"""`OrderedSum`: a sum of arrays within a program, in the order of the ranks that send.
+
+All ranks receive the sum, with the same bits on any layout.  A long array is summed in two steps:
+each rank adds its share of the elements, and then all ranks read these shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ncclkv.comm.transport import Steps
+from ncclkv.comm.two_step import slices
+from ncclkv.comm.types import Buffer
+from ncclkv.comm.wire import Range, Wire, read_of
+
+SHORT_BYTES = 16 * 1024
+"""Up to this length a second step costs more than longer messages."""
+
+UNIT = 16
+"""Shares begin at multiples of this number of elements."""
+
+
+@dataclass(frozen=True)
+class OrderedSum:
+    """A sum of arrays of some ranks, as all ranks make it.
+
+    Attributes
+    ----------
+    count : int
+        The elements of the array.
+    itemsize : int
+    size : int
+        The number of ranks.
+    senders : frozenset of int
+        The ranks whose arrays are in the sum.
+    """
+
+    count: int
+    itemsize: int
+    size: int
+    senders: frozenset[int]
+
+    def steps(self, wire: Wire, array: Buffer) -> Steps:
+        """Set `array` to the sum.
+
+        It may be written again once the next read of the program has returned, or after the
+        program: other ranks may read it until then.
+        """
+        own = array.copy() if self._is_short else array
+        shares = self._shares
+        parts = yield from wire.read(own, self._sent)
+        mine = array[slice(*shares[wire.rank])]
+        if mine.size:
+            wire.fold([part for part in parts if part is not None], mine, "sum")
+        if not self._is_short:
+            yield from wire.read(mine, self._summed, [array[lo:hi] for lo, hi in shares])
+
+    @property
+    def _is_short(self) -> bool:
+        """Return whether each rank adds all elements."""
+        return self.count * self.itemsize <= SHORT_BYTES
+
+    @property
+    def _shares(self) -> Sequence[Range]:
+        """Return the elements that each rank adds."""
+        if self._is_short:
+            return [(0, self.count)] * self.size
+        return slices(self.count, self.size, UNIT)
+
+    def _sent(self, reader: int, owner: int) -> Range | None:
+        """Return the elements of an owner's array that a reader adds."""
+        return self._shares[reader] if owner in self.senders else None
+
+    def _summed(self, reader: int, owner: int) -> Range | None:
+        """Return the elements of an owner's share that a reader reads: all of them."""
+        lo, hi = self._shares[owner]
+        return 0, hi - lo
+
+    def sent(self, rank: int) -> int:
+        """Return the bytes that other ranks read of a rank."""
+        reads = [self._sent] if self._is_short else [self._sent, self._summed]
+        return sum(read_of(rank, self.size, read, self.itemsize) for read in reads)
