@@ -104,6 +104,46 @@ class Signs:
         return sum(self._pattern.wrong(array, size, 0, start=key + step) for key, array in pairs)
 
 
+class Products:
+    """Matrices of rank 1 with numbers that are 1 or -1: products of narrow matrices stand for them.
+
+    A product is rounded, so a sum may differ by a share of itself.
+
+    Parameters
+    ----------
+    xp : module
+    """
+
+    TOLERANCE = 1e-4
+
+    def __init__(self, xp: Any) -> None:
+        self._xp = xp
+        self._signs = Signs(xp)
+
+    def _factors(self, array: Buffer, step: int) -> tuple[Buffer, Buffer]:
+        """Return the column and the row whose product is the matrix of an array."""
+        rows = array.shape[0]
+        column = self._xp.empty(rows, np.float32)
+        row = self._xp.empty(array.size // rows, np.float32)
+        self._signs.fill([column, row], step)
+        return column[:, None], row
+
+    def fill(self, arrays: Sequence[Buffer], step: int) -> None:
+        """Write the numbers of a step, the same on all ranks."""
+        for array in arrays:
+            column, row = self._factors(array, step)
+            self._xp.multiply(column, row, out=array.reshape(len(array), -1))
+
+    def wrong(self, arrays: Sequence[Buffer], step: int, size: int) -> int:
+        """Return the number of elements that differ from the sum over `size` ranks."""
+        count = 0
+        for array in arrays:
+            column, row = self._factors(array, step)
+            error = abs(array.reshape(len(array), -1) - size * column * row)
+            count += int(self._xp.count_nonzero(error > self.TOLERANCE * size))
+        return count
+
+
 class Expected(Protocol):
     """Expected results, as a scale and an offset of the pattern."""
 

@@ -27,6 +27,10 @@ CODECS: tuple[Mapping[str, Any] | None, ...] = (
     {"type": "1bit", "threshold": 0.0},
     {"type": "2bit", "threshold": 2.0},
     {"type": "2bit", "threshold": 0.5},
+    {"type": "topk", "ratio": 0.01},
+    {"type": "powersgd", "rank": 1},
+    {"type": "powersgd", "rank": 2},
+    {"type": "powersgd", "rank": 4},
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ncclkv
-from bench.data import Expected, Signs
+from bench.data import Expected, Products, Signs
 from bench.rounds import Candidate, Marks
 from bench.workload import Workload
 from ncclkv.comm.types import Buffer
@@ -36,9 +36,11 @@ class Lists(Candidate):
 
 
 class Compressed(Lists):
-    """`Lists` of numbers that a codec of few bits sends exactly."""
+    """`Lists` of numbers that a codec sends exactly, or nearly so."""
 
-    def __init__(self, work: Workload, kv: ncclkv.KVStore, signs: Signs, name: str) -> None:
+    def __init__(
+        self, work: Workload, kv: ncclkv.KVStore, signs: Signs | Products, name: str
+    ) -> None:
         self.name = name
         self.work = work
         self.kv = kv

@@ -18,7 +18,7 @@ import numpy as np
 from bench.candidates.baselines import Flat, cut
 from bench.candidates.store import Compressed, Lists, Views
 from bench.cases.models import BUCKET_BYTES
-from bench.data import Signs, Sum
+from bench.data import Products, Signs, Sum
 from bench.job import Job
 from bench.models import MODELS, elements
 from bench.report import table
@@ -36,6 +36,7 @@ CODECS: tuple[dict[str, Any], ...] = (
     {"type": "1bit", "threshold": 0.0},
     {"type": "fp16"},
     {"type": "topk", "ratio": 0.01},
+    {"type": "powersgd", "rank": 2, "start_powerSGD_iter": 0},
 )
 """Codecs of float32 keys that are compared."""
 
@@ -115,7 +116,8 @@ def run(job: Job) -> None:
             steps.append(Counted(Lists(work, kv, expected, dtype)))
             if dtype == PLAIN:
                 steps.append(Counted(Views(work, kv, expected, f"{dtype}, grad_view and value")))
-        signs = {True: Signs(np), False: Signs(np, SPARSE)}
+        numbers = {"topk": Signs(np, SPARSE), "powersgd": Products(np)}
+        signs = Signs(np)
         for codec in codecs:
             coded = Workload(job, shapes)
             kv = stores.enter_context(job.store())
@@ -123,8 +125,8 @@ def run(job: Job) -> None:
             kv.init(coded.names, coded.gradients)
             sender = ", scope node" if "scope" in codec else ""
             name = f"compressed, {codec['type']}{sender}"
-            numbers = signs[codec["type"] != "topk"]
-            steps.append(Counted(Compressed(coded, kv, numbers, name)))
+            given = numbers.get(codec["type"], signs)
+            steps.append(Counted(Compressed(coded, kv, given, name)))
         results = take_turns(job, what, [*steps, *_gloo(job, work)])
         table.table(job, what, results, nbytes, PLAIN)
         _compare_bytes(job, steps)

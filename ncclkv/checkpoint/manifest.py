@@ -130,7 +130,7 @@ class Manifest:
     owned : OwnedStates or None
         States of an updater object, in place of `updater`, if each rank has another state.
     compression : CompressionManifest or None
-        The residuals of gradients that are compressed; None without residuals.
+        What compression keeps of gradients; None if it keeps nothing.
     """
 
     step: int
@@ -158,7 +158,8 @@ class Manifest:
             for index, item in enumerate(state.values()):
                 if isinstance(item, Tensor):
                     found[updater_name(index, rank)] = item
-        return {**found, **self.residuals()}
+        shapes = [key.spec.shape for key in self.keys]
+        return {**found, **residuals.basis_tensors(self.compression, shapes), **self.residuals()}
 
     def residuals(self) -> dict[str, Tensor]:
         """Return the tensors of residuals, by name."""

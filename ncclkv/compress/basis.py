@@ -1,4 +1,4 @@
-"""`Basis`: what powersgd keeps of a key, equal on all ranks: the last Q, and a count of launches."""
+"""`Basis`: what powersgd keeps of a key, equal on all ranks: its last Q, and its launches."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ class Basis:
         return self.launches >= int(codec.parameters["start_powerSGD_iter"])
 
     def first(self, codec: PowerSGD) -> Array:
-        """Return the Q with which a sum begins; `PowerSGD.project` may change it."""
+        """Return a new array, the Q with which a sum begins."""
         warm = codec.parameters["warm_start"]
         shape = codec.narrow_shapes(self._shape)[1]
         if self.q is None or self.q.shape != shape or not warm:
-            self.q = codec.basis(self._key, self._shape, 0 if warm else self.launches)
-        return self.q
+            return codec.basis(self._key, self._shape, 0 if warm else self.launches)
+        kept: Array = self.q.copy()
+        return kept
 
     def keep(self, codec: PowerSGD, q: Array) -> None:
         """Keep the sum of all Q for the next sum."""

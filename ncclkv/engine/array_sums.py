@@ -137,9 +137,8 @@ class LowRankArrays:
         tall, wide = codec.narrow_shapes(entry.spec.shape)
         every_p = np.empty((len(matrices), *tall), np.float32)
         every_q = np.empty((len(matrices), *wide), np.float32)
-        first = basis.first(codec)
         for matrix, residual, p in zip(matrices, residuals, every_p, strict=True):
-            codec.project(matrix, residual, first.copy(), p)
+            codec.project(matrix, residual, basis.first(codec), p)
         self._kernels.reduce([*every_p], every_p[0], "sum")
         for matrix, q in zip(matrices, every_q, strict=True):
             p = every_p[0].copy()  # each sender makes the same sum orthonormal

@@ -23,7 +23,7 @@ _NOTHING = np.empty(0, np.float32)
 
 
 class PowerReduction:
-    """The reduction of the keys of a bucket that powersgd compresses, and of those too short for it.
+    """The reduction of a bucket's keys that powersgd compresses, and of those too short for it.
 
     The ranges of a bucket use parts of the same arrays, as in `CodedReduction`.
 
@@ -62,8 +62,7 @@ class PowerReduction:
         """The matrices P and keys that are too short, and the matrices Q, of the bucket."""
         itemsize = self._bucket.dtype.itemsize
         first, second = (
-            self._comm.allocate(count * itemsize).view(self._bucket.dtype)
-            for count in self._counts
+            self._comm.allocate(count * itemsize).view(self._bucket.dtype) for count in self._counts
         )
         return first, second
 

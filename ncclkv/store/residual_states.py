@@ -19,6 +19,8 @@ from ncclkv.checkpoint.residuals import (
     RANKS,
     CompressionManifest,
     EncodedKey,
+    SavedBasis,
+    basis_name,
     check_number,
     parse_name,
     residual_name,
@@ -26,9 +28,11 @@ from ncclkv.checkpoint.residuals import (
 from ncclkv.checkpoint.tensors import Array, batches
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Buffer
+from ncclkv.compress.powersgd import PowerSGD, matrix_shape
 from ncclkv.engine.node_reduction import NodeReduction
 from ncclkv.engine.reductions import Reductions
 from ncclkv.errors import CheckpointError
+from ncclkv.store.agreement import from_rank
 from ncclkv.store.context import Component
 from ncclkv.store.own_parts import pieces
 from ncclkv.store.single_rank import request_assistance, run_on_one_rank
@@ -58,16 +62,20 @@ class ResidualStates(Component):
     # Saving
 
     def form(self) -> CompressionManifest | None:
-        """Return the keys with residuals, which are the same on all ranks; None without any."""
-        reductions, keys = self._engine.reductions, []
+        """Return the keys with residuals or a basis, equal on all ranks; None without any."""
+        reductions, keys, bases = self._engine.reductions, list[EncodedKey](), list[SavedBasis]()
         for spec in self._engine.layout.registry:
+            basis = reductions.bases.find(spec.key)
+            if basis is not None and basis.launches:
+                columns = 0 if basis.q is None else len(basis.q)
+                bases.append(SavedBasis(spec.index, basis.launches, columns))
             codec, here = self._codec(spec), len(reductions.residuals.all_of(spec.key))
             if codec is not None and here:
                 senders = here if reductions.each_array_sends else self._comm.size
                 keys.append(EncodedKey(spec.index, *codec, senders))
         check_number(keys)
         each = ARRAYS if reductions.each_array_sends else RANKS
-        return CompressionManifest(each, tuple(keys)) if keys else None
+        return CompressionManifest(each, (*keys,), (*bases,)) if keys or bases else None
 
     def own(self, form: CompressionManifest | None) -> Iterator[tuple[str | Piece, Array]]:
         """Yield the residuals of this rank's senders, in host memory, whole or in pieces."""
@@ -78,6 +86,14 @@ class ResidualStates(Component):
             for position, sender in enumerate(senders):
                 own = reductions.residuals.of(spec, position)
                 yield from pieces(self._comm, spec, residual_name(spec.index, sender), own)
+
+    def bases(self, form: CompressionManifest | None) -> Iterator[tuple[str, Array]]:
+        """Yield the bases of keys, which all ranks have."""
+        specs = [*self._engine.layout.registry]
+        for saved in form.bases if form is not None else ():
+            q = self._engine.reductions.bases.of(specs[saved.key_index]).q
+            if q is not None:
+                yield basis_name(saved.key_index), q
 
     def gather(self, key: Key, rank: int) -> Array:
         """Return the residual of a key on a rank, flat, to the leader; collective."""
@@ -123,6 +139,21 @@ class ResidualStates(Component):
                 f"load a checkpoint again"
             ) from error
         self._deal_in_nodes([spec for spec, _ in senders.values()])
+
+    def install_bases(self, manifest: Manifest, arrays: Mapping[str, Array]) -> None:
+        """Set the bases of keys on all ranks to those that the leader has; collective."""
+        saved, reductions = manifest.compression, self._engine.reductions
+        for each in saved.bases if saved is not None else ():
+            spec = self._engine.layout.registry[manifest.keys[each.key_index].spec.key]
+            if not isinstance(reductions.codec(spec), PowerSGD):
+                continue
+            basis = reductions.bases.of(spec)
+            basis.launches = each.launches
+            if each.columns:
+                shape = each.columns, matrix_shape(spec.shape)[1]
+                given = arrays.get(basis_name(each.key_index), np.zeros(shape, _FLOAT32))
+                (found,) = from_rank(self._comm, [given], self._engine.placement.leader)
+                basis.q = found.copy()
 
     def _deal_in_nodes(self, specs: Sequence[KeySpec]) -> None:
         """Give residuals of nodes to the ranks that send them; collective."""

@@ -119,6 +119,7 @@ class Restoring(Component):
         if manifest.optimizer is not None:
             self._broadcast_states(manifest, arrays)
         if values:
+            self._residual_states.install_bases(manifest, arrays)
             files = () if loaded is None else read_residuals(loaded)
             self._residual_states.install(verb, manifest, files)
 

@@ -176,10 +176,12 @@ class Saving(Component):
     def _rank_arrays(self, residuals: CompressionManifest | None, *, values: bool) -> NamedArrays:
         """Return the tensors and pieces that this rank writes beside the other ranks."""
         own, rank = self._residual_states.own(residuals), self._comm.rank
+        leader = self._engine.placement.leader
         if self._divided:
             parts = self._own_parts.arrays(values=values)
-            return chain(parts, tensors(self._items, rank), own)
-        if rank == self._engine.placement.leader:
+            bases = self._residual_states.bases(residuals if rank == leader else None)
+            return chain(parts, tensors(self._items, rank), bases, own)
+        if rank == leader:
             return self._all_arrays(self._items, residuals, values=values)
         return own
 
@@ -215,8 +217,12 @@ class Saving(Component):
         self, items: Items, residuals: CompressionManifest | None, *, values: bool
     ) -> NamedArrays:
         """Return all tensors of this rank, which has all values and states."""
-        arrays = self._arrays(values=values), tensors(items), self._residual_states.own(residuals)
-        return chain.from_iterable(arrays)
+        return chain(
+            self._arrays(values=values),
+            tensors(items),
+            self._residual_states.bases(residuals),
+            self._residual_states.own(residuals),
+        )
 
     def _arrays(self, *, values: bool) -> Iterator[tuple[str, Array]]:
         """Yield the values and states of all keys, of which this rank has all."""
@@ -258,6 +264,7 @@ class Saving(Component):
                 self._request(verb, "residual", spec.key, rank)
                 residual = self._residual_states.gather(spec.key, rank)
                 yield residual_name(spec.index, rank), residual.reshape(spec.shape)
+        yield from self._residual_states.bases(manifest.compression)
 
     def _gather_item(self, key: Key, rank: int) -> Any:
         """Return an item of the updater's state of a rank; collective."""

@@ -57,17 +57,24 @@ def settle(kv: KVStore, keys: list[KeyT]) -> None:
 
 
 class SavedResiduals:
-    """A copy of the residuals of a key on this rank: what its gradients have not sent yet.
+    """A copy of what compression keeps of a key on this rank: its residuals, and its basis.
 
     `restore` puts the copy back after a flush whose sum is dropped.
     """
 
     def __init__(self, kv: KVStore, key: Key) -> None:
-        self._all_of = partial(kv._context.engine.reductions.residuals.all_of, key)
+        reductions = kv._context.engine.reductions
+        self._all_of = partial(reductions.residuals.all_of, key)
         self._copies = [each.copy() for each in self._all_of()]
+        self._find_basis = partial(reductions.bases.find, key)
+        basis = self._find_basis()
+        self._launches, self._q = (0, None) if basis is None else (basis.launches, basis.q)
 
     def restore(self) -> None:
-        """Give the residuals the numbers that they had; a flush may not be in flight."""
+        """Give all of it the numbers that it had; a flush may not be in flight."""
+        basis = self._find_basis()
+        if basis is not None:
+            basis.launches, basis.q = self._launches, self._q
         for residual, copy in zip(self._all_of(), self._copies, strict=False):
             residual[...] = copy
 

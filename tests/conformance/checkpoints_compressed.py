@@ -27,6 +27,7 @@ TYPES: list[dict[str, Any]] = [
     {"type": "1bit"},
     {"type": "2bit", "threshold": 0.75},
     {"type": "fp16", "error_feedback": True},
+    {"type": "powersgd", "rank": 2, "start_powerSGD_iter": 2},
 ]
 TWO_BIT = TYPES[1]
 """Any type that keeps residuals."""

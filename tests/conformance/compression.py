@@ -401,7 +401,6 @@ def misuse(kv: Any) -> dict[str, tuple[type[Exception], Callable[[], Any], str]]
         "threshold": (UsageError, lambda: set_codec({"type": "2bit", "threshold": 0}), "above 0"),
         "scope": (NotSupported, lambda: set_codec({"type": "fp16", "scope": "node"}), "scope"),
         "host": (UsageError, lambda: set_codec({"type": "2bit", "scope": "host"}), "'host'"),
-        "powersgd": (NotSupported, lambda: set_codec({"type": "powersgd"}), "powersgd"),
         "dtype": (
             DTypeMismatch,
             lambda: set_codec({"type": "2bit"}, keys=["w", "n"]),

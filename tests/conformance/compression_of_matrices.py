@@ -109,9 +109,7 @@ def check(kv: Any, key: str, expected: np.ndarray) -> None:
 
 def narrow(create: Stores, op: str = "sum", start: int = START, **options: Any) -> Any:
     kv = create(**options)
-    kv.set_gradient_compression(
-        {"type": "powersgd", "rank": NUMBER, "start_powerSGD_iter": start}
-    )
+    kv.set_gradient_compression({"type": "powersgd", "rank": NUMBER, "start_powerSGD_iter": start})
     kv.init(list(SHAPES), [np.zeros(shape, np.float32) for shape in SHAPES.values()], op=op)
     return kv
 

@@ -131,7 +131,9 @@ def verbs_of_later_versions_are_not_supported(create: Stores) -> None:
     kv = probed(create)
     calls: dict[str, Callable[[], Any]] = {
         "row_sparse_pull": lambda: kv.row_sparse_pull(3, out=full(0), row_ids=full(0, (1,))),
-        "set_gradient_compression": lambda: kv.set_gradient_compression({"type": "powersgd"}),
+        "set_gradient_compression": lambda: kv.set_gradient_compression(
+            {"type": "topk", "scope": "node"}
+        ),
     }
     for name, call in calls.items():
         with pytest.raises(NotImplementedError) as caught:

@@ -54,6 +54,7 @@ class OrderedSum:
         if mine.size:
             wire.fold([part for part in parts if part is not None], mine, "sum")
         if not self._is_short:
+            # A share replaces what its owner has read, and what no other rank reads.
             yield from wire.read(mine, self._summed, [array[lo:hi] for lo, hi in shares])
 
     @property

@@ -219,4 +219,4 @@ def optimizer_that_is_a_name(kv: Any, key: Any, plan: KeyPlan) -> None:
 
 @wrong(NotSupported)
 def compression(kv: Any, key: Any, plan: KeyPlan) -> None:
-    kv.set_gradient_compression({"type": "powersgd"})
+    kv.set_gradient_compression({"type": "topk", "scope": "node"})

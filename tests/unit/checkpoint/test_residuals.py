@@ -26,6 +26,7 @@ from ncclkv.checkpoint.residuals import (
     MOST,
     CompressionManifest,
     EncodedKey,
+    SavedBasis,
     check_number,
     parse_name,
     residual_name,
@@ -105,8 +106,11 @@ def test_residuals_are_read_again_in_the_order_of_senders(
 
 def test_the_field_survives_json() -> None:
     other = EncodedKey(1, "fp16", "rank", 2)
+    bases = SavedBasis(0, 12, 2), SavedBasis(1, 3, 0)
     for keys in ((), COMPRESSION.keys, (*COMPRESSION.keys, other)):
-        made = replace(head(), compression=CompressionManifest("arrays", keys))
+        made = replace(head(), compression=CompressionManifest("arrays", keys, bases))
+        assert made.tensors()["basis.0"] == Tensor((2, 1), FLOAT32)
+        assert "basis.1" not in made.tensors()
         assert from_plain(json.loads(json.dumps(to_plain(made)))) == made
     assert head().tensors()["residual.0.10"] == Tensor((2,), FLOAT32)
     assert to_plain(small_checkpoints.head())["compression"] is None
@@ -126,15 +130,28 @@ def test_keys_of_the_same_codec_are_listed_together() -> None:
 def changed(**fields: Any) -> Any:
     """Return the field ``compression`` with other values for its keys."""
     row = {"codec": "2bit", "scope": "rank", "senders": SENDERS, "keys": [0], **fields}
-    return {"each": "ranks", "groups": [row]}
+    return {"each": "ranks", "groups": [row], "bases": []}
+
+
+def with_bases(*given: dict[str, Any]) -> Any:
+    """Return the field ``compression`` with rows of bases."""
+    rows = [{"launches": 3, "columns": 0, "keys": [0], **row} for row in given]
+    return {**changed(), "bases": rows}
 
 
 FIELDS: list[tuple[str, Any]] = [
     ("compression is a list, not an object", []),
     ("compression has no 'groups'", {"each": "ranks"}),
     ("compression.each is a int, not a str", {"each": 3, "groups": []}),
-    ("compression.each is 'hosts', not a kind of senders", {"each": "hosts", "groups": []}),
-    ("compression.groups[0] is a int, not an object", {"each": "ranks", "groups": [3]}),
+    ("compression.each is 'hosts', not a kind of senders", {**changed(), "each": "hosts"}),
+    ("compression.groups[0] is a int, not an object", {**changed(), "groups": [3]}),
+    ("compression has no 'bases'", {"each": "ranks", "groups": []}),
+    ("compression.bases[0].launches is -1, less than 0", with_bases({"launches": -1})),
+    ("compression.bases[0].columns is a bool, not an int", with_bases({"columns": True})),
+    ("compression.bases[0].keys has the index 9, and the checkpoint", with_bases({"keys": [9]})),
+    ("compression has a key twice", with_bases({}, {"launches": 4})),
+    ("its arrays need 8,589,934,", with_bases({"columns": 2**31})),
+    ("tensor basis.0", with_bases({"columns": 1})),
     ("compression.groups[0].keys[0] is -1, less than 0", changed(keys=[-1])),
     ("compression.groups[0].keys[0] is a bool", changed(keys=[True])),
     ("compression.groups[0].keys has the index 2, and the checkpoint", changed(keys=[0, 2])),
@@ -144,7 +161,7 @@ FIELDS: list[tuple[str, Any]] = [
     ("compression has 1,048,577 residuals; the limit is 1,048,576", changed(senders=MOST + 1)),
     ("compression.groups[0].codec is '../2bit', not the type", changed(codec="../2bit")),
     ("compression.groups[0].scope is 'rack', not a scope", changed(scope="rack")),
-    ("compression has a key twice", {"each": "ranks", "groups": changed()["groups"] * 2}),
+    ("compression has a key twice", {**changed(), "groups": changed()["groups"] * 2}),
     ("compression has a key twice", changed(keys=[0, 0])),
     ("its arrays need", changed(senders=MOST)),
     ("which checkpoint.json does not list", changed(senders=SENDERS - 1)),

@@ -10,7 +10,7 @@ import numpy as np
 
 from ncclkv.comm.transport import Request, Steps
 from ncclkv.comm.types import Buffer
-from ncclkv.comm.wire import Limits, Wire
+from ncclkv.comm.wire import Limits, Parts, Places, Read, Wants, Wire
 from ncclkv.kernels.host import HostKernels
 
 
@@ -71,6 +71,50 @@ class MemoryWire(Wire):
 
     def fold(self, parts: Sequence[Buffer], total: Buffer, op: str) -> None:
         HostKernels().reduce(parts, total, op)
+
+
+@dataclass
+class Published(Request):
+    """Wait until all ranks have published their arrays of a read."""
+
+    arrays: dict[int, Buffer]
+    size: int
+
+    def done(self) -> bool:
+        return len(self.arrays) == self.size
+
+
+class MappedWire(MemoryWire):
+    """A wire whose ranks read each other's arrays in place, as late as they like."""
+
+    def __init__(self, network: Network, rank: int, reads: dict[int, dict[int, Buffer]]) -> None:
+        super().__init__(network, rank, Limits(0, 1 << 30))
+        self._arrays = reads
+        self._reads = 0
+
+    def read(self, own: Buffer, wants: Wants, into: Places = ()) -> Read:
+        arrays = self._arrays.setdefault(self._reads, {})
+        self._reads += 1
+        arrays[self.rank] = own
+        yield [Published(arrays, self.size)]
+        parts = Parts(self, own, wants, into)
+        for owner in self.peers:
+            wanted = parts.wanted(owner)
+            if wanted is not None:
+                parts.take(owner, arrays[owner][slice(*wanted)])
+        return parts.found
+
+
+def run_mapped(steps: Sequence[Steps], rng: np.random.Generator) -> None:
+    """Take steps of ranks in an order by chance, until none is left."""
+    pending: dict[int, Sequence[Request] | None] = {rank: () for rank in range(len(steps))}
+    while pending:
+        rank = int(rng.choice([*pending]))
+        found = pending[rank]
+        if found is None:
+            del pending[rank]
+        elif all(request.done() for request in found):
+            pending[rank] = next(steps[rank], None)
 
 
 def run(wires: Sequence[MemoryWire], steps: Sequence[Steps]) -> None:

@@ -22,6 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (  # noqa: E402
 
 from ncclkv.torch import DataParallel  # noqa: E402
 from ncclkv.torch.comm_hooks import compress_of  # noqa: E402
+from tests.harness.context import context_of  # noqa: E402
 
 
 @pytest.fixture
@@ -69,11 +70,9 @@ def test_the_numbers_of_a_state_of_powersgd_are_read(model: Any) -> None:
     state = powerSGD_hook.PowerSGDState(Group(1), **numbers, orthogonalization_epsilon=1e-8)
     found = compress_of(state, powerSGD_hook.powerSGD_hook, 1)
     assert found == {"type": "powersgd", **numbers}
-    with pytest.raises(NotSupported, match="powersgd is not in this version"):
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    model.register_comm_hook(
-        None, default_hooks.fp16_compress_hook
-    )  # the refused call does not count
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    rule = context_of(model.kvstore).engine.reductions.rule("weight")
+    assert rule.codec.parameters == {**found, "scope": "rank"}
 
 
 def own(state: Any, bucket: Any) -> Any:

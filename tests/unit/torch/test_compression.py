@@ -109,9 +109,9 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
         r"compress: '\*\.bias' has no effect, because later .* move '\*\.bias' behind the more gen",
     ),
     "not in this version": (
-        "powersgd",
+        {"*": {"type": "topk", "scope": "node"}},
         NotSupported,
-        "powersgd is not in this version",
+        "topk with scope='node' is not in this version",
     ),
 }
 
@@ -150,8 +150,8 @@ def test_no_store_is_made_for_a_wrong_argument(monkeypatch: pytest.MonkeyPatch) 
 def test_a_store_that_refuses_a_type_is_free_again() -> None:
     made = module()
     with ncclkv.create("local") as kv:
-        with pytest.raises(NotSupported, match="powersgd"):
-            DataParallel(made, kv, compress={"0.bias": "powersgd"})
+        with pytest.raises(NotSupported, match="scope='node'"):
+            DataParallel(made, kv, compress={"0.bias": {"type": "topk", "scope": "node"}})
         model = DataParallel(made, kv, compress="2bit")
         model(torch.ones(1, 2)).sum().backward()
 
@@ -166,8 +166,8 @@ def test_a_store_made_here_is_closed_if_it_refuses_a_type(monkeypatch: pytest.Mo
     monkeypatch.setattr("ncclkv.torch.checks.create", create)
 
     def work() -> None:
-        with pytest.raises(NotSupported, match="powersgd"):
-            DataParallel(module(), "threads", compress="powersgd")
+        with pytest.raises(NotSupported, match="scope='node'"):
+            DataParallel(module(), "threads", compress={"type": "topk", "scope": "node"})
         model = DataParallel(module(), "threads", compress="fp16")
         model(torch.ones(1, 2)).sum().backward()
         model.close()
@@ -214,6 +214,29 @@ class Given(nn.Module):
     def forward(self, used: Any, other: Any) -> Any:
         terms = (self.used, used), (self.other, other)
         return sum((each * by).sum() for each, by in terms if by is not None)
+
+
+def test_a_pass_without_a_parameter_leaves_its_basis() -> None:
+    class Used(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Parameter(torch.zeros(40, 30))
+            self.bias = nn.Parameter(torch.zeros(40))
+
+        def forward(self, by: Any) -> Any:
+            return self.bias.sum() if by is None else (self.matrix * by).sum() + self.bias.sum()
+
+    compress = {"type": "powersgd", "rank": 2, "start_powerSGD_iter": 1}
+    steps = [torch.as_tensor(each) for each in np.random.default_rng(0).normal(size=(4, 40, 30))]
+    found = []
+    for passes in (steps, [None, *steps[:2], None, steps[2], None, None, steps[3]]):
+        model = DataParallel(Used(), "local", find_unused_parameters=True, compress=compress)
+        for by in passes:
+            model.zero_grad()
+            model(by).backward()
+        found.append(model.module.matrix.grad.tolist())
+        model.close()
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("cleared", [True, False])

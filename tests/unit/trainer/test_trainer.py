@@ -297,8 +297,9 @@ def test_compression_of_no_parameter_is_refused() -> None:
 def test_a_store_that_refuses_a_compression_is_closed() -> None:
     def work() -> None:
         parameters = {"a": np.zeros(1, np.float32)}
-        with pytest.raises(NotSupported, match="powersgd"):
-            ncclkv.Trainer(parameters, "sgd", None, "threads", {"type": "powersgd"})
+        wrong = {"type": "topk", "scope": "node"}
+        with pytest.raises(NotSupported, match="scope='node'"):
+            ncclkv.Trainer(parameters, "sgd", None, "threads", wrong)
         ncclkv.Trainer(parameters, "sgd", None, "threads", {"type": "fp16"}).close()
 
     run_ranks(2, work)

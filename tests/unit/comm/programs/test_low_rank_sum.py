@@ -1,0 +1,187 @@
+"""Sums in the order of ranks, and sums of matrices by their products: any timing, any senders."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
+from ncclkv.comm.programs.coded_sum import decoded
+from ncclkv.comm.programs.low_rank_sum import Exchange, Factors, LowRankSum
+from ncclkv.comm.programs.ordered_sum import SHORT_BYTES, UNIT, OrderedSum
+from ncclkv.comm.types import Buffer
+from ncclkv.comm.wire import Limits
+from ncclkv.compress.basis import Basis
+from ncclkv.compress.powersgd import PowerSGD
+from tests.harness.extent import examples
+from tests.unit.comm.memory_wire import MappedWire, MemoryWire, Network, run, run_mapped
+
+LIMITS = Limits(0, 1 << 30)
+LONG = SHORT_BYTES // 4
+COUNTS = [1, UNIT, LONG, LONG + 1, 3 * LONG + 7]
+
+
+def added(arrays: list[Buffer], senders: frozenset[int]) -> Buffer:
+    """Return the sum of arrays in the order of the ranks."""
+    first, *rest = (arrays[rank] for rank in sorted(senders))
+    total: Buffer = first.copy()
+    for array in rest:
+        total += array
+    return total
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_ranks_get_the_sum_in_their_order(count: int, size: int) -> None:
+    rng, network = np.random.default_rng(count), Network(size)
+    arrays = [rng.standard_normal(count).astype(np.float32) for _ in range(size)]
+    for senders in frozenset(range(size)), frozenset([size - 1]), frozenset(range(0, size, 2)):
+        expected, made = added(arrays, senders), OrderedSum(count, 4, size, senders)
+        wires = [MemoryWire(network, rank, LIMITS) for rank in range(size)]
+        own = [array.copy() for array in arrays]
+        network.sent.clear()
+        run(wires, [made.steps(*pair) for pair in zip(wires, own, strict=True)])
+        assert {array.tobytes() for array in own} == {expected.tobytes()}
+        assert [network.sent.get(rank, 0) for rank in range(size)] == [*map(made.sent, range(size))]
+
+
+SHAPE, SHORT = (2000, 20), 30
+CODEC = PowerSGD(matrix_approximation_rank=3, start_powerSGD_iter=0)
+
+
+class Rank:
+    """The arrays of one rank: a matrix, a short key, and a key that is sent whole."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        elements = SHAPE[0] * SHAPE[1]
+        self.gradients = rng.standard_normal(elements + SHORT + 2 * LONG).astype(np.float32)
+        self.matrix = self.gradients[:elements].reshape(SHAPE)
+        self.short = self.gradients[elements : elements + SHORT]
+        self.whole = self.gradients[elements + SHORT :]
+        self.residual = np.zeros(SHAPE, np.float32)
+        self.basis = Basis("w", SHAPE)
+        self.receive = np.full_like(self.gradients, -7)
+        tall, wide = CODEC.narrow_shapes(SHAPE)
+        self.first = np.zeros(tall[0] * tall[1] + SHORT, np.float32)
+        self.second = np.zeros(wide, np.float32)
+
+    def exchange(self) -> Exchange:
+        tall = CODEC.narrow_shapes(SHAPE)[0]
+        p = self.first[:-SHORT].reshape(tall)
+        factors = Factors(self.matrix, self.residual, self.basis, p, self.second)
+        short = [(self.short, self.first[-SHORT:])]
+        second = self.second.reshape(-1)
+        return Exchange([self.basis], [self.whole], short, [factors], self.first, second)
+
+
+def product(ranks: list[Rank], senders: frozenset[int]) -> Buffer:
+    """Return the product that stands for the sum of the matrices of senders, in float64."""
+    total = np.sum([ranks[rank].matrix for rank in senders], axis=0, dtype=np.float64)
+    q = CODEC.basis("w", SHAPE).T.astype(np.float64)
+    p = np.linalg.qr(total @ q)[0]
+    found: Buffer = p @ (total.T @ p).T
+    return found
+
+
+def check_sums(
+    ranks: list[Rank], senders: frozenset[int], to: To, divides: bool, seed: int
+) -> None:
+    """Run the program on all ranks, with and without mapped memory, and check all it writes."""
+    size, count = len(ranks), ranks[0].gradients.size
+    divisor = np.float32(len(senders) if divides else 1)
+    expected = product(ranks, senders) / divisor
+    exact = [
+        added([getattr(rank, name) for rank in ranks], senders) / divisor
+        for name in ("short", "whole")
+    ]
+    parts = decoded(count, 1, to, size, None)
+    before = [rank.matrix.copy() for rank in ranks]
+    programs = [
+        LowRankSum(
+            CODEC, rank.exchange, rank.gradients, rank.receive, size, senders, parts, divides
+        )
+        for rank in ranks
+    ]
+    network, reads = Network(size), dict[int, dict[int, Buffer]]()
+    wires = [MappedWire(network, rank, reads) for rank in range(size)]
+    ranges: list[list[tuple[int, int]]] = [[] for _ in ranks]
+
+    def apply(rank: int, lo: int, hi: int) -> None:
+        ranges[rank].append((lo, hi))
+        ranks[rank].gradients[...] = np.nan  # an update may write where the sums are
+
+    steps = [
+        program.steps(wire, partial(apply, wire.rank))
+        for program, wire in zip(programs, wires, strict=True)
+    ]
+    run_mapped(steps, np.random.default_rng(seed))
+    found = set()
+    for index, (rank, (lo, hi)) in enumerate(zip(ranks, parts.parts, strict=True)):
+        whole = np.concatenate([expected.reshape(-1), *exact])[lo:hi]
+        np.testing.assert_allclose(rank.receive[lo:hi], whole, rtol=0, atol=1e-3)
+        assert (rank.receive[:lo] == -7).all()
+        assert (rank.receive[hi:] == -7).all()
+        assert ranges[index] == ([(lo, hi)] if lo < hi else [])
+        assert rank.basis.launches == 1
+        assert rank.basis.q is not None
+        found.add(rank.basis.q.tobytes())
+        owed = before[index] - expected * divisor / len(senders) if index in senders else 0
+        np.testing.assert_allclose(rank.residual, owed, rtol=0, atol=1e-3)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("divides", [False, True])
+@pytest.mark.parametrize(
+    ("to", "senders"),
+    [
+        (EVERYONE, frozenset([0, 1, 2])),
+        (EVERYONE, frozenset([2])),
+        (Root(1), frozenset([0, 2])),
+        (Owners([0, 100, 40_010, 40_000 + SHORT + 2 * LONG]), frozenset([0, 1, 2])),
+    ],
+)
+def test_products_stand_for_sums(to: To, senders: frozenset[int], divides: bool) -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        check_sums([Rank(rng) for _ in range(3)], senders, to, divides, seed)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(size=st.integers(1, 4), count=st.sampled_from(COUNTS), seed=st.integers(0, 2**32))
+def test_mapped_arrays_may_be_read_late(size: int, count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal(count).astype(np.float32) for _ in range(size)]
+    senders = frozenset(int(rank) for rank in rng.permutation(size)[: rng.integers(1, size + 1)])
+    made, reads = OrderedSum(count, 4, size, senders), dict[int, dict[int, Buffer]]()
+    expected, network = added(arrays, senders), Network(size)
+    wires = [MappedWire(network, rank, reads) for rank in range(size)]
+    run_mapped([made.steps(*pair) for pair in zip(wires, arrays, strict=True)], rng)
+    assert {array.tobytes() for array in arrays} == {expected.tobytes()}
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(size=st.integers(1, 4), seed=st.integers(0, 2**32))
+def test_an_update_may_write_where_a_whole_sum_is(size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal(COUNTS[-1]).astype(np.float32) for _ in range(size)]
+    senders, found = frozenset(range(size)), [np.empty_like(array) for array in arrays]
+    expected = added(arrays, senders)
+    nothing: Buffer = np.empty(0, np.float32)
+
+    def apply(rank: int, lo: int, hi: int) -> None:
+        found[rank][...] = arrays[rank]
+        arrays[rank][...] = np.nan
+
+    network, reads, steps = Network(size), dict[int, dict[int, Buffer]](), []
+    for rank, array in enumerate(arrays):
+        exchange = Exchange([], [array], [], [], nothing, nothing)
+        parts = decoded(array.size, 1, EVERYONE, size, None)
+        sums = LowRankSum(CODEC, lambda exchange=exchange: exchange, array, array, size, senders,
+                          parts, divides=False)  # fmt: skip
+        steps.append(sums.steps(MappedWire(network, rank, reads), partial(apply, rank)))
+    run_mapped(steps, rng)
+    assert {array.tobytes() for array in found} == {expected.tobytes()}
