@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant(
         name="residuals-kept-by-a-load",
         file=ENGINE,
-        old="            if reset_states:\n                self.reductions.residuals.reset(key)\n",
+        old="            if reset_states:\n                self.reductions.reset(key)\n",
         new="",
         why="gradients of other weights are added after a load",
         tests=(_COMPRESSED,),

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant, Selection
 
 STORE = "threads/test_store_cases.py"
 RANKS = "ranks/test_store_cases.py"
+PRODUCTS = "unit/comm/programs/test_low_rank_sum.py"
 SUMS = "unit/comm/programs/test_coded_sum.py"
 
 MUTANTS = (
@@ -67,11 +68,51 @@ MUTANTS = (
     ),
     Mutant(
         name="reset-keeps-residuals",
-        file="ncclkv/engine/engine.py",
-        old="                self.reductions.residuals.reset(key)\n",
-        new="                pass\n",
+        file="ncclkv/engine/reductions.py",
+        old="        self.residuals.reset(key)\n",
+        new="",
         why="a new value gets what gradients of the old one owe",
         tests=(Selection("0", STORE, "another_type_does_not"),),
+    ),
+    Mutant(
+        name="reset-keeps-the-basis",
+        file="ncclkv/engine/reductions.py",
+        old="        self.bases.reset(key)\n",
+        new="",
+        why="a new value begins with the directions of the old one",
+        tests=(Selection("0", STORE, "other_numbers_of_columns"),),
+    ),
+    Mutant(
+        name="products-change-a-sum-that-is-read",
+        file="ncclkv/comm/programs/low_rank_sum.py",
+        old="[each.p.copy() for each in factors]",
+        new="[each.p for each in factors]",
+        why="a slow neighbour reads the orthonormal P in place of the sum of all P",
+        tests=(Selection("0", PRODUCTS, "products_stand_for_sums"),),
+    ),
+    Mutant(
+        name="updates-change-a-sum-that-is-read",
+        file="ncclkv/comm/programs/low_rank_sum.py",
+        old="            yield from wire.read(self.gradients[:0], lambda reader, owner: None)\n",
+        new="            yield from ()\n",
+        why="a slow neighbour reads gradients that an update has changed",
+        tests=(Selection("0", PRODUCTS, "an_update_may_write"),),
+    ),
+    Mutant(
+        name="ranks-that-rest-owe-products",
+        file="ncclkv/comm/programs/low_rank_sum.py",
+        old="residual if sends else None)",
+        new="residual)",
+        why="a rank without a push owes a share of what the others sent",
+        tests=(Selection("0", PRODUCTS, "products_stand_for_sums"),),
+    ),
+    Mutant(
+        name="short-keys-in-ranges-of-their-own",
+        file="ncclkv/engine/reductions.py",
+        old="        found.update(self._short_keys(bucket, made))\n",
+        new="",
+        why="powersgd cuts a bucket at each bias, and makes as many sums",
+        tests=(Selection("0", "unit/engine/test_reductions.py", "short_keys"),),
     ),
     Mutant(
         name="residuals-of-nodes-outside-their-slices",

@@ -107,7 +107,7 @@ class MappedWire(MemoryWire):
 
 def run_mapped(steps: Sequence[Steps], rng: np.random.Generator) -> None:
     """Take steps of ranks in an order by chance, until none is left."""
-    pending: dict[int, Sequence[Request] | None] = {rank: () for rank in range(len(steps))}
+    pending: dict[int, Sequence[Request] | None] = dict.fromkeys(range(len(steps)), ())
     while pending:
         rank = int(rng.choice([*pending]))
         found = pending[rank]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ class Plain:
     def __init__(self) -> None:
         self.parameters = {"type": self.name, "scope": "rank"}
 
-    def pays(self, count: int, senders: int) -> bool:
-        return True
+    def pays(self, shape: Sequence[int], senders: int) -> bool:
+        return shape != (2,)
 
 
 class PlainReduction:
@@ -95,6 +96,28 @@ def test_keys_of_two_codecs_share_a_bucket() -> None:
             assert (kv.pull("a") == 3).all()
             assert prepared(kv) == [(["a", "b"], None), (["d"], None), (["a"], None)]
 
+    run_ranks(3, work)
+
+
+@pytest.mark.usefixtures("plain")
+def test_short_keys_are_in_the_sums_of_a_codec_that_takes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work() -> None:
+        with ncclkv.create("threads") as kv:
+            kv.set_gradient_compression({"type": "plain"})
+            kv.set_gradient_compression(None, keys="d")
+            kv.init(KEYS, [np.zeros(2 if key in "bd" else 70, np.float32) for key in KEYS])
+            kv.push(KEYS, [np.full(2 if key in "bd" else 70, 1, np.float32) for key in KEYS])
+            assert all((value == 3).all() for value in kv.pull(KEYS))
+            assert prepared(kv) == [(each, None) for each in expected]
+            assert "encoded by plain: 'a', 'c'" in kv.explain_plan()
+
+    expected = [["a"], ["c"]]
+    run_ranks(3, work)
+    taking = reductions.FORMS["plain"]._replace(takes_short_keys=True)
+    monkeypatch.setitem(reductions.FORMS, "plain", taking)
+    expected = [["a", "b", "c"]]
     run_ranks(3, work)
 
 
