@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.codecs import MODELS
+from tests.harness.context import context_of
 from tests.harness.modules import RANK, SIZE, Network, Wrap, trained
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -198,6 +199,44 @@ def test_the_hook_of_16_bits_is_that_of_ddp(wrap: Wrap, gloo: None) -> None:
             ulp = np.spacing((sum(parts) / SIZE).astype(np.float16)).astype(np.float32)
             error = np.abs(found(own)[name] - expected) / ulp
             assert error.max() <= SIZE + 1
+
+
+class Matrix(nn.Module):
+    """A module whose gradient of a matrix is the array that it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.zeros(40, 30))
+        self.bias = nn.Parameter(torch.zeros(40))
+
+    def forward(self, array: Any) -> Any:
+        return (self.matrix * array).sum() + (self.bias * array[:, 0]).sum()
+
+
+def take_over(kv: Any, state: Any) -> None:
+    """Give a store the residual and the Q of DDP's hook, whose bucket has the matrix last."""
+    reductions, spec = context_of(kv).engine.reductions, kv.spec("matrix")
+    reductions.bases.of(spec).q = state.q_memory_dict[0].view(30, 2).T.numpy().copy()
+    reductions.residuals.of(spec)[...] = state.error_dict[0].numpy()[-spec.size :]
+
+
+def test_the_hook_of_powersgd_is_that_of_ddp(wrap: Wrap, gloo: None) -> None:
+    hooks = pytest.importorskip("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+    ddp, own = torch.nn.parallel.DistributedDataParallel(Matrix()), wrap(Matrix())
+    state = hooks.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    for model in ddp, own:
+        model.register_comm_hook(state, hooks.powerSGD_hook)
+    for step in range(6):
+        rng = np.random.default_rng([RANK, step])
+        array = torch.from_numpy(rng.standard_normal((40, 30)).astype(np.float32))
+        for model in ddp, own:
+            model.zero_grad()
+            model(array).backward()
+        if step == 2:  # both begin with a Q of their own
+            take_over(own.kvstore, state)
+            continue
+        for name, expected in found(ddp.module).items():
+            np.testing.assert_allclose(found(own)[name], expected, rtol=0, atol=1e-5)
 
 
 def test_the_hook_of_allreduce_sends_whole_gradients(wrap: Wrap) -> None:

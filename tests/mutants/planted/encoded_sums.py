@@ -80,7 +80,7 @@ MUTANTS = (
         old="        self.bases.reset(key)\n",
         new="",
         why="a new value begins with the directions of the old one",
-        tests=(Selection("0", STORE, "other_numbers_of_columns"),),
+        tests=(Selection("0", STORE, "a_reset_matrix"),),
     ),
     Mutant(
         name="products-change-a-sum-that-is-read",
