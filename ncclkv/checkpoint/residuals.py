@@ -75,7 +75,7 @@ class SavedBasis(NamedTuple):
 
 
 class CompressionManifest(NamedTuple):
-    """What compression keeps in a checkpoint, without the elements.
+    """The residuals and bases of a checkpoint, without their elements.
 
     Attributes
     ----------

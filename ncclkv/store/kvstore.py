@@ -940,8 +940,10 @@ are ints, such as 3; use one kind
             0, at most one a push.  ``{"type": "1bit", "threshold": 0.5}``: it sends 1 if it is
             above `threshold`, else -1.  ``{"type": "fp16", "error_feedback": False}``, or
             ``bf16``: it sends itself, rounded to 16 bits.  ``{"type": "topk", "ratio": 0.01}``:
-            this share of a key's elements is sent, the largest.  None: gradients are sent whole,
-            and residuals are dropped.  Residuals stay if the type and the scope stay.
+            this share of a key's elements is sent, the largest.  ``{"type": "powersgd", "rank":
+            1}``: a matrix is sent as the product of two matrices of `rank` columns, once 10 sums
+            of the key were sent whole.  None: gradients are sent whole, and residuals are
+            dropped.  Residuals stay if the type and the scope stay.
 
             ``"scope": "node"``: the ranks of a node add their gradients in float32, and their sum
             is compressed; on one node nothing is.  By default each rank compresses its own.
@@ -963,8 +965,10 @@ are ints, such as 3; use one kind
 
         Notes
         -----
-        Sums are those of MXNet's arithmetic.  They are made of integers, so every rank gets the
-        same bits on any machines.  A store of one process compresses each array of a key by itself.
+        Sums of 1bit and 2bit are those of MXNet's arithmetic.  They are made of integers, so every
+        rank gets the same bits on any machines.  Sums of powersgd are those of Vogels et al.,
+        "PowerSGD", 2019; its other parameters are those of torch's ``PowerSGDState``.  A store of
+        one process compresses each array of a key by itself.
 
         A threshold that is small beside the gradients makes residuals grow without end: rank 0
         then logs a warning, with a threshold that would serve.

@@ -44,8 +44,8 @@ class OrderedSum:
     def steps(self, wire: Wire, array: Buffer) -> Steps:
         """Set `array` to the sum.
 
-        It may be written again once the next read of the program has returned, or after the
-        program: other ranks may read it until then.
+        Other ranks may read the array until the next read of the program has returned, or until
+        the program has ended: then it may be written again.
         """
         own = array.copy() if self._is_short else array
         shares = self._shares
