@@ -20,7 +20,7 @@ Each that is not empty begins at a multiple of the codec's `unit`.
 
 
 def encode_entries(
-    codec: CountedCodec, entries: Bounds, gradients: Array, residuals: Arrays, payload: Array
+    codec: CountedCodec, entries: Bounds, gradients: Arrays, residuals: Arrays, payload: Array
 ) -> list[int]:
     """Encode each entry of a range.
 
@@ -28,8 +28,8 @@ def encode_entries(
     ----------
     codec : CountedCodec
     entries : sequence of (int, int)
-    gradients : ndarray of float32, shape (n,)
-        Those of the whole range.
+    gradients : sequence of ndarray of float32
+        The gradients of each entry.
     residuals : sequence of ndarray of float32
         The residual of each entry.
     payload : ndarray of uint8, shape (codec.nbytes(n),)
@@ -41,14 +41,14 @@ def encode_entries(
         What `CountedCodec.encode` has returned, by entry.
     """
     beyond, end = [], 0
-    for (lo, hi), residual in zip(entries, residuals, strict=True):
+    for (lo, hi), gradient, residual in zip(entries, gradients, residuals, strict=True):
         if lo == hi:
             beyond.append(0)
             continue
         start = codec.nbytes(lo)
         payload[end:start] = 0
         end = start + codec.nbytes(hi - lo)
-        beyond.append(codec.encode(gradients[lo:hi], residual, payload[start:end]))
+        beyond.append(codec.encode(gradient, residual, payload[start:end]))
     payload[end:] = 0
     return beyond
 

@@ -67,6 +67,8 @@ class ArrayReduction:
     staged : StagedArrays
     """
 
+    reads_once = False
+
     def __init__(
         self,
         comm: Communicator,

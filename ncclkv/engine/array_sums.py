@@ -56,7 +56,7 @@ class CountedArrays:
             codec.encode(array, residual_of(index), payload)
             for index, (array, payload) in enumerate(zip(arrays, payloads, strict=True))
         ]
-        self._saturation.note(codec, [entry], [max(beyond)], arrays[0])
+        self._saturation.note(codec, [entry], [max(beyond)], arrays[:1])
         for lo in range(0, count, BLOCK):
             hi = min(lo + BLOCK, count)
             start, stop = codec.nbytes(lo), codec.nbytes(hi)

@@ -6,7 +6,8 @@ serves every later call with the same keys, shapes and dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ class BucketPush:
         "_gradient_table",
         "_gradients",
         "_indices",
+        "_slots",
         "_weight_table",
         "_weights",
         "in_place",
@@ -86,6 +88,7 @@ class BucketPush:
         self.several = [(slot, found) for slot, found in copied if len(found) != 1]
         self._indices = as_range([index for _, (index,) in singles])
         self._all = len(singles) == count
+        self._slots = tuple(slot for slot, _ in singles)
         self._gradients = tuple(slot.gradient for slot, _ in singles)
         self._weights = tuple(slot.weight for slot, _ in singles)
         # Results of `pack_all`, which takes them back at the next call.
@@ -95,6 +98,34 @@ class BucketPush:
     def pushed(self) -> Pushed:
         """Return the bucket, the keys, and those of them that wait for an earlier launch."""
         return self.state.bucket, self.keys, self.keys & self.state.pushed
+
+    def encodes_at_once(self, arrays: Sequence[Array]) -> bool:
+        """Return whether the launch of this push can encode its arrays where they are.
+
+        So it is if the keys of the bucket have one array each, and their reductions read it once.
+        """
+        state = self.state
+        if len(self._slots) != state.key_count or len(state.coded) != state.key_count:
+            return False
+        return all(array.flags.c_contiguous for array in select(arrays, self._indices)) and all(
+            each.reads_once for each in {*state.coded.values()}
+        )
+
+    @contextmanager
+    def lent(self, arrays: Sequence[Array]) -> Iterator[None]:
+        """Let launches in the block read the arrays in place of the gradients of the bucket."""
+        given = {
+            slot.entry.key: array.reshape(-1)
+            for slot, array in zip(self._slots, select(arrays, self._indices), strict=True)
+        }
+        spans = self.state.spans(self.keys)
+        for span in spans:
+            span.given = given
+        try:
+            yield
+        finally:
+            for span in spans:
+                span.given = None
 
     def copy_in(
         self,

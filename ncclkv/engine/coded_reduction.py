@@ -34,6 +34,8 @@ class CodedReduction:
     saturation : Saturation
     """
 
+    reads_once = True
+
     def __init__(
         self,
         comm: Communicator,
@@ -90,5 +92,6 @@ class CodedReduction:
         """Encode the gradients of a span into the payload that this rank sends."""
         entries, of = span.entries, self._residuals.of
         residuals = [of(entry.spec) for entry in entries]
-        beyond = encode_entries(self.codec, bounds, span.gradients, residuals, payload)
-        self._saturation.note(self.codec, entries, beyond, span.gradients)
+        gradients = [span.gradient(entry) for entry in entries]
+        beyond = encode_entries(self.codec, bounds, gradients, residuals, payload)
+        self._saturation.note(self.codec, entries, beyond, gradients)

@@ -295,12 +295,20 @@ class Engine:
                 policy.make_room(state)
         # Each bucket is launched before the next is packed: the collective overlaps the packing.
         for part in push.parts:
+            if part.state.coded and self._encodes_at_once and part.encodes_at_once(arrays):
+                self._encode(part, arrays, step)
+                continue
             self._pack(part, arrays)
             self.updates.applying = True
             self.launch_packed(part.state, step)
         if self.updates.rule.by_key:
             policy.update_by_key(push.indices)
         self.updates.applying = False
+
+    @property
+    def _encodes_at_once(self) -> bool:
+        """Return whether a push that fills a bucket launches it at once, and is not recorded."""
+        return self.policy.launches_full and self.recorder is None
 
     def _assign(self, push: Push, arrays: Sequence[Array]) -> None:
         """Copy whole buckets straight into the weights: the sum over one rank is its own array."""
@@ -334,6 +342,15 @@ class Engine:
             state.in_flight.complete()
         part.copy_in(arrays, self.kernels, self.events)
         state.pushed |= part.keys
+
+    def _encode(self, part: BucketPush, arrays: Sequence[Array], step: Any) -> None:
+        """Launch a push whose arrays are encoded where they are, without a copy of them."""
+        state = part.state
+        state.in_flight.complete()
+        state.pushed |= part.keys
+        self.updates.applying = True
+        with part.lent(arrays):
+            self.launch_packed(state, step)
 
     def step_of(self, keys: Iterable[Key], *, packed: bool) -> Any:
         """Return the optimizer's step of one update of each key; the keys have slots.

@@ -22,9 +22,12 @@ class FlushPolicy:
         Whether every flush reduces all buckets together.
     allows_missing : bool
         Whether ranks may push different keys, or push at different times.
+    launches_full : bool
+        Whether a push that fills a bucket launches it at once, whatever its numbers are.
     """
 
     flushes_everything = True
+    launches_full = False
     allows_missing = False
 
     def __init__(self, reducer: Reducer) -> None:
@@ -78,6 +81,7 @@ class EagerFlush(FlushPolicy):
     """
 
     flushes_everything = False
+    launches_full = True
 
     def make_room(self, state: BucketState) -> None:
         self._reducer.launch(state)

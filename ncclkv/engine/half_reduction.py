@@ -28,6 +28,8 @@ class HalfReduction:
         Of what the rounding loses, if the codec keeps it.
     """
 
+    reads_once = False
+
     def __init__(
         self, comm: Communicator, codec: Half, bucket: Bucket, residuals: Residuals
     ) -> None:

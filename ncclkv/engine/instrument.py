@@ -77,7 +77,8 @@ class Instrument:
     def packed(self, bucket: int, keys: Collection[Key], nbytes: int, seconds: float) -> None:
         """Observe that a push has copied, or added, its arrays of a bucket's keys.
 
-        On a GPU `seconds` is the time that the host took to launch the copies.
+        Arrays that a type of compression reads in place are not copied.  On a GPU `seconds` is the
+        time that the host took to launch the copies.
         """
 
     def launched(self, launch: Launch) -> None:

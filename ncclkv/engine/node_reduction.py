@@ -47,6 +47,8 @@ class NodeReduction:
         On the ranks of the first node it warns.
     """
 
+    reads_once = False
+
     def __init__(
         self,
         comm: Communicator,
@@ -144,14 +146,15 @@ class NodeReduction:
                 for entry, each in zip(entries, owed, strict=True)
             ]
             codes = payload[codec.nbytes(lo) : codec.nbytes(hi)]
-            counts = encode_entries(codec, bounds, block, residuals, codes)
+            gradients = [block[slice(*each)] for each in bounds]
+            counts = encode_entries(codec, bounds, gradients, residuals, codes)
             for entry, count, (first, end) in zip(entries, counts, owed, strict=True):
                 beyond[entry] = beyond.get(entry, 0) + count
                 held[entry] = held.get(entry, 0) + end - first
         if beyond:
             # The part of a key in this slice stands for the whole key.
             counts = [count * entry.spec.size // held[entry] for entry, count in beyond.items()]
-            self._saturation.note(codec, [*beyond], counts, total)
+            self._saturation.note(codec, [*beyond], counts, [total])
 
 
 class Piece(NamedTuple):

@@ -36,6 +36,8 @@ class PowerReduction:
     bases : Bases
     """
 
+    reads_once = False
+
     def __init__(
         self,
         comm: Communicator,

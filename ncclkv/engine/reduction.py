@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +37,8 @@ class Span:
         The collective prepared for the last launch.
     prepared_for : (str, bool, frozenset or None) or None
         The op of that collective, whether it writes to the weights, and the ranks that send.
+    given : mapping of ndarray by key, or None
+        The arrays of a push that is launched at once, in place of `gradients`.
     bucket : Bucket or None
     ranges : sequence of (int, int)
         The ranges of the bucket, if they are not ``[lo, hi)`` alone.
@@ -54,6 +56,7 @@ class Span:
     prepared_for: tuple[str, bool, Senders | None] | None = None
     bucket: Bucket | None = None
     ranges: Sequence[Range] = ()
+    given: Mapping[Key, Buffer] | None = None
     _entries: Sequence[Entry] | None = None
 
     @property
@@ -63,6 +66,12 @@ class Span:
             ranges, bucket = self.ranges or [(self.lo, self.hi)], self.bucket
             self._entries = [] if bucket is None else plan.entries_in(bucket, ranges)
         return self._entries
+
+    def gradient(self, entry: Entry) -> Buffer:
+        """Return the gradients of a key, which must not be written."""
+        if self.given is not None:
+            return self.given[entry.key]
+        return self.gradients[entry.lo - self.lo : entry.hi - self.lo]
 
     @property
     def keys(self) -> Sequence[Key]:
@@ -79,7 +88,14 @@ class Reduction(Protocol):
     """The collectives that make sums of gradients.
 
     A `Reducer` decides when a range is reduced; a `Reduction` decides by which collectives.
+
+    Attributes
+    ----------
+    reads_once : bool
+        Whether the launch reads the gradients by `Span.gradient`, once, and returns after it.
     """
+
+    reads_once: bool
 
     def prepare(
         self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
@@ -106,6 +122,8 @@ class DenseReduction:
     ----------
     comm : Communicator
     """
+
+    reads_once = False
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm

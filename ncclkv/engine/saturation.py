@@ -8,12 +8,13 @@ bound while it encodes.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from ncclkv.compress.base import CountedCodec
-from ncclkv.kernels.base import Array
+from ncclkv.kernels.base import Arrays
 from ncclkv.table.bucket import Entry
 from ncclkv.table.names import listed
 from ncclkv.table.registry import Key
@@ -50,7 +51,11 @@ class Saturation:
         return self._beyond.get(key, 0) / size if size else 0.0
 
     def note(
-        self, codec: CountedCodec, entries: Sequence[Entry], beyond: Sequence[int], gradients: Array
+        self,
+        codec: CountedCodec,
+        entries: Sequence[Entry],
+        beyond: Sequence[int],
+        gradients: Arrays,
     ) -> None:
         """Note a launch of a range, and warn of its keys if many residuals are beyond the bound.
 
@@ -61,7 +66,7 @@ class Saturation:
             The keys of the range, at least one.
         beyond : sequence of int
             Residuals beyond the bound, of each key.
-        gradients : ndarray
+        gradients : sequence of ndarray
             The gradients of the range, or some of them.
         """
         keys = [entry.key for entry in entries]
@@ -72,7 +77,11 @@ class Saturation:
             self._look(codec, entries, beyond, gradients)
 
     def _look(
-        self, codec: CountedCodec, entries: Sequence[Entry], beyond: Sequence[int], gradients: Array
+        self,
+        codec: CountedCodec,
+        entries: Sequence[Entry],
+        beyond: Sequence[int],
+        gradients: Arrays,
     ) -> None:
         """Warn of the keys of which many residuals are beyond the bound."""
         shares = {
@@ -89,7 +98,7 @@ class Saturation:
             listed(list(shares)),
             100 * max(shares.values()),
             codec.bound,
-            codec.advice(float(np.sqrt(np.mean(np.square(gradients, dtype=np.float64))))),
+            codec.advice(_root_mean_square(gradients)),
         )
 
     def drop(self, keys: Iterable[Key]) -> None:
@@ -98,3 +107,9 @@ class Saturation:
             self._launches.pop(key, None)
             self._beyond.pop(key, None)
             self._warned.discard(key)
+
+
+def _root_mean_square(arrays: Arrays) -> float:
+    """Return the root of the mean square of the elements of all arrays."""
+    total = sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays)
+    return math.sqrt(total / max(1, sum(array.size for array in arrays)))

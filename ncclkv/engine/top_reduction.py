@@ -29,6 +29,8 @@ class TopReduction:
     residuals : Residuals
     """
 
+    reads_once = True
+
     def __init__(
         self, comm: Communicator, codec: TopK, bucket: Bucket, residuals: Residuals
     ) -> None:
@@ -66,6 +68,7 @@ class TopReduction:
         start = 0
         for entry in entries:
             stop = start + self._codec.nbytes(entry.spec.size)
-            gradient = span.gradients[entry.lo - span.lo : entry.hi - span.lo]
-            self._codec.encode(gradient, self._residuals.of(entry.spec), payload[start:stop])
+            self._codec.encode(
+                span.gradient(entry), self._residuals.of(entry.spec), payload[start:stop]
+            )
             start = stop

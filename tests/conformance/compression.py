@@ -203,6 +203,28 @@ def pushes_of_blocks_and_views(create: Stores) -> None:
         sums.check_residuals(kv)
 
 
+@case(in_host_memory=True)
+def arrays_may_be_written_after_a_push(create: Stores) -> None:
+    keys = ["w", "long", "b"]
+    for kind in TYPES:
+        kv = create()
+        kv.set_gradient_compression({"type": kind, "threshold": 0.5})
+        kv.init(keys, [np.zeros(LENGTHS[key], np.float32) for key in keys])
+        sums = Sums(kind, 0.5, keys, kv.num_workers)
+        arrays = [np.empty(LENGTHS[key], np.float32) for key in keys]
+        strided = [np.empty(2 * LENGTHS[key], np.float32)[::2] for key in keys]
+        for step in range(4):
+            pushed = strided if step == 2 else arrays
+            for key, array in zip(keys, pushed, strict=True):
+                array[...] = gradient(kv.rank, step, key)
+            kv.push(keys, pushed)
+            for array in pushed:
+                array[...] = np.nan
+            for key in keys:
+                check(kv, key, sums.step(key, step))
+        sums.check_residuals(kv)
+
+
 def group_that_raises(kv: Any) -> None:
     with kv.group():
         kv.push("w", gradient(kv.rank, 0, "w"))

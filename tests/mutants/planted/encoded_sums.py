@@ -75,6 +75,14 @@ MUTANTS = (
         tests=(Selection("0", STORE, "another_type_does_not"),),
     ),
     Mutant(
+        name="checked-pushes-are-encoded-at-once",
+        file="ncclkv/engine/flush.py",
+        old="    launches_full = False\n",
+        new="    launches_full = True\n",
+        why="NaN is looked for in gradients that were never written",
+        tests=(Selection("0", "unit/engine/test_encoded_pushes.py", "other_pushes"),),
+    ),
+    Mutant(
         name="reset-keeps-the-basis",
         file="ncclkv/engine/reductions.py",
         old="        self.bases.reset(key)\n",

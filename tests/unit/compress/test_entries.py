@@ -21,7 +21,8 @@ def test_padding_is_not_encoded_and_decoded_to_0(name: str) -> None:
     payload = np.full(codec.nbytes(COUNT), 255, np.uint8)
     gradients[100] = 9
     residuals = [residual[lo:hi] for lo, hi in ENTRIES]
-    beyond = encode_entries(codec, ENTRIES, gradients, residuals, payload)
+    of_entries = [gradients[lo:hi] for lo, hi in ENTRIES]
+    beyond = encode_entries(codec, ENTRIES, of_entries, residuals, payload)
     assert beyond == [0 if name == "1bit" else 3, 0, 1 if name == "1bit" else 101,
                       0 if name == "1bit" else 8]  # fmt: skip
     for lo, hi in ((3, 64), (165, 192), (200, COUNT)):

@@ -51,7 +51,8 @@ def sums(
             payload: Buffer = payload,
             residuals: list[Buffer] = residuals,
         ) -> None:
-            encode_entries(codec, entries, gradient, residuals, payload)
+            of_entries = [gradient[lo:hi] for lo, hi in entries]
+            encode_entries(codec, entries, of_entries, residuals, payload)
 
         lo, hi = form.decoded[rank]
         packed = np.zeros(form.packed(hi - lo) if form.two_steps else 0, np.uint8)

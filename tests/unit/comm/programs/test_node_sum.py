@@ -73,7 +73,7 @@ def sums(
             for part in parts[1:]:
                 total += part
             residual = np.zeros(bounds[1], np.float32)
-            encode_entries(codec, [bounds], total, [residual], payload)
+            encode_entries(codec, [bounds], [total[: bounds[1]]], [residual], payload)
 
         packed = np.full(form.packed(hi - lo) if form.packs else 0, 0xFF, np.uint8)
         out = np.full(count, UNTOUCHED, np.float32)
