@@ -97,7 +97,7 @@ class BucketPush:
 
     def pushed(self) -> Pushed:
         """Return the bucket, the keys, and those of them that wait for an earlier launch."""
-        return self.state.bucket, self.keys, self.keys & self.state.pushed
+        return self.state.bucket, self.keys, self.keys & self.state.waiting
 
     def encodes_at_once(self, arrays: Sequence[Array]) -> bool:
         """Return whether the launch of this push can encode its arrays where they are.
@@ -202,7 +202,7 @@ class Push:
         for part in self.parts:
             state = part.state
             if missing_zeros:
-                for key in part.keys & state.pushed:
+                for key in part.keys & state.waiting:
                     raise UsageError(
                         f"push of key {key!r}: the key was pushed and not flushed, and with "
                         f"missing='zeros' other ranks may not have pushed it; pull a key, or call "
@@ -210,7 +210,7 @@ class Push:
                         key=key,
                     )
             for slot in part.in_place:
-                if slot.entry.key in state.pushed or state.in_flight.works or state.unfinished:
+                if state.works or state.needs(slot.entry.key):
                     raise UsageError(
                         f"push of key {slot.entry.key!r}: its grad_view was pushed and not "
                         f"flushed, so the store still needs it; pull the key, or call "

@@ -1,22 +1,21 @@
-"""`BucketState`: the memory of a bucket, the keys pushed into it, and its launched collectives."""
+"""`BucketState`: the memory of a bucket, and the ranges of its keys that are reduced."""
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.arrays.memory import FEW, address, addresses, protected
+from ncclkv.arrays.memory import address, protected
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.destinations import EVERYONE, To
 from ncclkv.comm.types import Buffer
 from ncclkv.engine.gathered import Gathered
-from ncclkv.engine.in_flight import InFlight
 from ncclkv.engine.node_reduction import NodeReduction
+from ncclkv.engine.pushes import Pushes
 from ncclkv.engine.reduction import Reduction, Span
 from ncclkv.engine.reductions import Reductions
 from ncclkv.kernels.base import Kernels
@@ -28,9 +27,6 @@ Array = NDArray[Any]
 
 _MAX_SPANS = 4096
 
-_FEW = 64
-"""Number of ranges up to which insertion into a sorted list is faster than sorting it."""
-
 SHARED_FROM_BYTES = 64 * 1024
 """Smallest bucket whose weights the ranks of a node share.
 
@@ -39,7 +35,7 @@ until all ranks have written.  The sum of a smaller bucket takes less time than 
 """
 
 
-class BucketState:
+class BucketState(Pushes):
     """Gradients and weights of a bucket.
 
     Parameters
@@ -61,28 +57,12 @@ class BucketState:
     bucket : Bucket
     coded : dict of Reduction by key
         The reductions of the keys whose gradients are encoded.
-    key_count : int
-        Number of keys in the bucket; it is full when `pushed` has as many.
     gradients, weights : ndarray, shape (bucket.count,)
     to : To
     node_shared : bool
         Whether the ranks of the node share one copy of the weights, and update it together.
-    pushed : set of keys
-        Keys pushed since the last launch.
-    filled : set of keys
-        Those of the pushed keys whose gradients are the neutral element of their op.
-    step : Any
-        The optimizer's step under which they were pushed.
-    in_flight : InFlight
-    launched : bool
-        Whether the bucket has been launched under the update rule in force.
-    unfinished : list of object
-        Launches whose updates wait for norms, and still need the gradients: each a `NormLaunch`, or
-        None if other ranks make the update.
     viewed : bool
         Whether the program has had a view of the memory on this rank; such memory never moves.
-    stale : (int, int) or None
-        Range of elements that were updated and not yet published to all ranks.
     """
 
     def __init__(
@@ -95,11 +75,11 @@ class BucketState:
         share_weights: bool = False,
         has_values: bool = True,
     ) -> None:
+        super().__init__(len(bucket.entries))
         self.bucket = bucket
         self.reductions = reductions
         self.coded = reductions.choose(bucket)
         self.to = to
-        self.key_count = len(bucket.entries)
         self._comm = comm
         self.gradients: Buffer = comm.allocate(bucket.nbytes).view(bucket.dtype)
         share = share_weights and has_values and bucket.nbytes >= SHARED_FROM_BYTES
@@ -117,14 +97,7 @@ class BucketState:
         self._part_pushed: set[Key] = set()
         self._part_spans: list[Span] = []
         self._gathered: Gathered | None = None
-        self.pushed: set[Key] = set()
-        self.filled: set[Key] = set()
-        self.step: Any = None
-        self.in_flight = InFlight()
-        self.launched = False
         self.viewed = False
-        self.unfinished: list[object] = []
-        self.stale: tuple[int, int] | None = None
 
     @property
     def neutral(self) -> float:
@@ -152,10 +125,15 @@ class BucketState:
             self._optimizer_states.clear()
             self._forget_spans()
 
-    def set_destination(self, to: To) -> None:
-        """Change the destination of sums; all earlier updates are published."""
-        self.to = to
-        self._forget_spans()
+    def begin_rule(self, to: To) -> None:
+        """Begin launches under another update rule, whose sums go to `to`; nothing waits.
+
+        All earlier updates are published.
+        """
+        self.launched = False
+        if to != self.to:
+            self.to = to
+            self._forget_spans()
 
     def choose_reductions(self) -> None:
         """Choose the reductions again, after the codecs in force have changed; nothing waits."""
@@ -217,7 +195,7 @@ class BucketState:
             The ranges that hold these keys and no other key.
         """
         self.launched = True
-        selected = self.pushed if keys is None else self.pushed & keys
+        selected = self.waiting if keys is None else self.waiting & keys
         # As `spans`, whose call a push of all keys saves.
         cached = self._pushed_spans.get(None) if len(selected) == self.key_count else None
         return selected, self.spans(selected) if cached is None else cached
@@ -243,14 +221,9 @@ class BucketState:
             self._gathered = Gathered(spans, self.to, self._comm)
         return self._gathered
 
-    @property
-    def own(self) -> Set[Key]:
-        """Return the pushed keys whose gradients are the program's, not neutral elements."""
-        return self.pushed - self.filled if self.filled else self.pushed
-
     def own_spans(self) -> Sequence[Span]:
         """Return the ranges that hold the keys of `own` and no other key."""
-        return self._spans_of(self.own) if self.filled else self.spans(self.pushed)
+        return self._spans_of(self.own) if self._filled else self.spans(self.waiting)
 
     def _spans_of(self, keys: Set[Key]) -> list[Span]:
         """Return the ranges that hold `keys` of one reduction and no other key, in their order."""
@@ -282,35 +255,9 @@ class BucketState:
             self._spans[bounds] = cached
         return cached
 
-    def mark_stale(self, lo: int, hi: int) -> None:
-        """Record that the new values of elements ``[lo, hi)`` are to be published."""
-        if self.stale is not None:
-            lo, hi = min(lo, self.stale[0]), max(hi, self.stale[1])
-        self.stale = (lo, hi)
-
-    def drop(self, key: Key) -> None:
-        """Drop the push of a key, if there is one that is not launched."""
-        self.pushed.discard(key)
-        self.filled.discard(key)
-        self.reductions.drop_staged([key])
-
-    def drop_all(self) -> None:
-        """Drop all pushes that are not launched."""
-        self.reductions.drop_staged(self.pushed)
-        self.pushed.clear()
-        self.filled.clear()
-
-    @property
-    def seconds(self) -> float | None:
-        """The usual time from launch to completion; None before the first."""
-        return self.in_flight.seconds
-
-    def forget(self) -> None:
-        """Drop the pushes and launches of a captured step, which were not executed."""
-        self.drop_all()
-        self.in_flight.clear()
-        self.unfinished.clear()
-        self.stale = None
+    def drop(self, keys: Collection[Key] | None = None) -> None:
+        self.reductions.drop_staged(self.waiting if keys is None else keys)
+        super().drop(keys)
 
 
 class Slot:
@@ -341,10 +288,9 @@ class Slot:
 
     def push_neutral(self, kernels: Kernels) -> None:
         """Push the neutral element of the key's op, in place of an array of this rank."""
-        self.state.in_flight.complete()
+        self.state.complete()
         kernels.fill(self.gradient, self.state.neutral)
-        self.state.pushed.add(self.entry.key)
-        self.state.filled.add(self.entry.key)
+        self.state.push_filled(self.entry.key)
 
     def holds(self, value: Array) -> bool:
         """Return whether `value` is a view of this key's whole gradient."""
@@ -353,55 +299,3 @@ class Slot:
             and value.shape == self.gradient_view.shape
             and address(value) == self._address
         )
-
-
-class BucketMemory:
-    """Index of the buckets' memory by address."""
-
-    def __init__(self, states: Iterable[BucketState]) -> None:
-        self._starts: list[int] = []
-        self._bounds: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
-        self._ranges: dict[int, tuple[int, BucketState, bool]] = {}
-        self.add(states)
-
-    def add(self, states: Iterable[BucketState]) -> None:
-        """Add buckets; a few are inserted without a look at the others."""
-        new = {
-            address(memory): (address(memory) + memory.nbytes, state, memory is state.weights)
-            for state in states
-            for memory in (state.gradients, state.weights)
-            if memory.nbytes  # the address of an empty array may be another array's
-        }
-        if len(new) <= _FEW:
-            for start in new:
-                bisect.insort(self._starts, start)
-        else:
-            self._starts = sorted([*self._starts, *new])
-        self._ranges.update(new)
-        self._bounds = None
-
-    def find(self, array: Array) -> tuple[BucketState, bool] | None:
-        """Return the bucket that the array lies in, and whether in its weights; else None."""
-        start = address(array)
-        nearest = bisect.bisect_right(self._starts, start) - 1
-        if nearest < 0:
-            return None
-        end, state, in_weights = self._ranges[self._starts[nearest]]
-        return (state, in_weights) if start < end else None
-
-    def find_all(self, arrays: Sequence[Array]) -> list[tuple[BucketState, bool] | None]:
-        """Return the result of `find` for each array."""
-        # For a few arrays the calls of NumPy take longer.
-        begins = addresses(arrays) if len(arrays) > FEW else None
-        if begins is None or self.holds_any(begins):
-            return [self.find(array) for array in arrays]
-        return [None] * len(arrays)
-
-    def holds_any(self, begins: NDArray[np.intp]) -> bool:
-        """Return whether an address lies in a bucket."""
-        if self._bounds is None:
-            ends = [self._ranges[start][0] for start in self._starts]
-            # The first end is below every address.
-            self._bounds = np.array(self._starts, np.intp), np.array([0, *ends], np.intp)
-        starts, ends_before = self._bounds
-        return bool((begins < ends_before[np.searchsorted(starts, begins, "right")]).any())

@@ -13,7 +13,6 @@ from typing import Any
 
 from ncclkv.arrays.writes import before_write
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import DoneWork
 from ncclkv.engine.batch import BucketPush, Pull, Push, plan_pull, plan_push, select
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.capture import Recorder
@@ -156,7 +155,7 @@ class Engine:
     def gradient(self, key: Key) -> Array:
         """Return a view of a key's gradient, which the user may write to."""
         slot = self.layout[key]
-        if key in slot.state.pushed or slot.state.unfinished:
+        if slot.state.needs(key):
             raise UsageError(
                 f"grad_view of key {key!r}: the key was pushed and not flushed, so the store still "
                 f"needs its gradient; pull it, or call wait({key!r}), first",
@@ -198,8 +197,8 @@ class Engine:
         """Wait for the collectives of a bucket that a call is about to write or read."""
         if self.recorder is not None:
             self.recorder.include(state)
-        if state.in_flight.works:
-            state.in_flight.complete()
+        if state.works:
+            state.complete()
 
     # Update rule
 
@@ -230,9 +229,7 @@ class Engine:
         self.layout.loads = loads
         self.policy = self._own_policy()
         for state, to in zip(states, plan, strict=True):
-            state.launched = False
-            if to != state.to:
-                state.set_destination(to)
+            state.begin_rule(to)
         if rule.source is not before.source:
             updates.dispose(before)
 
@@ -289,18 +286,20 @@ class Engine:
             policy.end_norm(step)
         for part in push.parts:
             state = part.state
-            changed = compares and state.step != step
-            conflicts = state.pushed and (changed or not state.pushed.isdisjoint(part.keys))
-            if conflicts or state.unfinished:
+            # Seldom does any key wait, and `conflicts` is a call more.
+            occupied = state.waiting or state.deferred
+            if occupied and state.conflicts(part.keys, step if compares else state.step):
                 policy.make_room(state)
         # Each bucket is launched before the next is packed: the collective overlaps the packing.
         for part in push.parts:
             if part.state.coded and self._encodes_at_once and part.encodes_at_once(arrays):
                 self._encode(part, arrays, step)
                 continue
-            self._pack(part, arrays)
+            self._pack(part, arrays, step)
             self.updates.applying = True
-            self.launch_packed(part.state, step)
+            if self.recorder is not None:
+                self.recorder.check_launch(part.state)
+            policy.packed(part.state)
         if self.updates.rule.by_key:
             policy.update_by_key(push.indices)
         self.updates.applying = False
@@ -315,15 +314,14 @@ class Engine:
         for part in push.parts:
             state = part.state
             self._reducer.launch(state)
-            state.in_flight.complete()
+            state.complete()
             part.copy_in(arrays, self.kernels, self.events, to_weights=True)
-            state.in_flight.add(DoneWork())
-            state.launched = True
+            state.end_assignment()
 
     def pack(self, push: Push, arrays: Sequence[Array]) -> None:
         """Write this rank's sum of each key's arrays to the key's gradient; launch nothing."""
         for part in push.parts:
-            self._pack(part, arrays)
+            self._pack(part, arrays, part.state.step)
 
     def stage(self, push: Push, arrays: Sequence[Array]) -> None:
         """Pack a push of a block, which launches it later; an error leaves nothing of it."""
@@ -333,24 +331,24 @@ class Engine:
             self.drop(push.indices)
             raise
 
-    def _pack(self, part: BucketPush, arrays: Sequence[Array]) -> None:
-        """Write the sums of one bucket's keys to their gradients."""
+    def _pack(self, part: BucketPush, arrays: Sequence[Array], step: Any) -> None:
+        """Write the sums of one bucket's keys to their gradients, under an optimizer's step."""
         state = part.state
         if self.recorder is not None:
             self.recorder.include(state)
-        if state.in_flight.works:
-            state.in_flight.complete()
+        if state.works:
+            state.complete()
         part.copy_in(arrays, self.kernels, self.events)
-        state.pushed |= part.keys
+        state.push(part.keys, step)
 
     def _encode(self, part: BucketPush, arrays: Sequence[Array], step: Any) -> None:
         """Launch a push whose arrays are encoded where they are, without a copy of them."""
         state = part.state
-        state.in_flight.complete()
-        state.pushed |= part.keys
+        state.complete()
+        state.push(part.keys, step)
         self.updates.applying = True
         with part.lent(arrays):
-            self.launch_packed(state, step)
+            self.policy.packed(state)
 
     def step_of(self, keys: Iterable[Key], *, packed: bool) -> Any:
         """Return the optimizer's step of one update of each key; the keys have slots.
@@ -364,7 +362,7 @@ class Engine:
             (
                 slot.state.bucket,
                 {slot.entry.key},
-                set() if packed else {slot.entry.key} & slot.state.pushed,
+                set() if packed else {slot.entry.key} & slot.state.waiting,
             )
             for slot in slots
         )
@@ -391,7 +389,7 @@ class Engine:
 
         `last` means that the bucket gets no further push before it is launched.
         """
-        state.step = step
+        state.set_step(step)
         if self.recorder is not None:
             self.recorder.check_launch(state)
         self.policy.packed(state, last=last)
@@ -400,7 +398,7 @@ class Engine:
         """Drop packed pushes of `keys` that are not launched."""
         for key in keys:
             if key in self.layout:
-                self.layout[key].state.drop(key)
+                self.layout[key].state.drop([key])
 
     # Flush and read
 
@@ -470,11 +468,11 @@ class Engine:
             self._reducer.complete(pull.states)
             self._comm.synchronize()
         for state in pull.before:
-            if state.in_flight.works:
-                state.in_flight.complete()
+            if state.works:
+                state.complete()
         for part in pull.parts:
-            if part.state is not None and part.state.in_flight.works:
-                part.state.in_flight.complete()
+            if part.state is not None and part.state.works:
+                part.state.complete()
             selected = outs if len(part.indices) == len(outs) else select(outs, part.indices)
             if self.events.listeners:
                 part.copy_observed(selected, self.kernels, self.events)

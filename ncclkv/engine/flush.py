@@ -41,7 +41,7 @@ class FlushPolicy:
         if norms is None or not norms.clips:
             return
         # In all buckets: which keys share a bucket must not decide which keys share a norm.
-        waiting = (state for state in self._layout.states if state.pushed or state.unfinished)
+        waiting = (state for state in self._layout.states if state.waiting or state.deferred)
         if any(state.step != step for state in waiting):
             self.flush()
 
@@ -87,7 +87,7 @@ class EagerFlush(FlushPolicy):
         self._reducer.launch(state)
 
     def packed(self, state: BucketState, *, last: bool = False) -> None:
-        if last or len(state.pushed) == state.key_count or self._updates.rule.by_key:
+        if last or len(state.waiting) == state.key_count or self._updates.rule.by_key:
             self._reducer.launch(state)
 
     def update_by_key(self, keys: Collection[Key]) -> None:
@@ -101,7 +101,7 @@ class EagerFlush(FlushPolicy):
 
     def prepare_read(self, states: Sequence[BucketState]) -> None:
         for state in states:
-            if state.pushed:
+            if state.waiting:
                 self._reducer.launch(state)
         if not self._updates.placement.replicated:
             self._reducer.publish(states)

@@ -103,7 +103,7 @@ class AgreedFlush(FlushPolicy):
     def drain(self) -> None:
         """Take part in other ranks' flushes, without new pushes, until all ranks are drained."""
         wanted, part = self._layout.states, Part.LEAVES
-        if not any(state.pushed for state in wanted):
+        if not any(state.waiting for state in wanted):
             wanted, part = [], Part.DRAINED
         while self._flush(wanted, part):
             wanted, part = [], Part.DRAINED
@@ -131,7 +131,7 @@ class AgreedFlush(FlushPolicy):
         senders = self._senders(all_ranks)
         if any(each.nonfinite for each in all_ranks):
             for state in self._layout.states:
-                state.drop_all()
+                state.drop()
             self._updates.rule.counts_set()  # the dropped pushes are no updates
             self._report.skip([each.nonfinite for each in all_ranks], 1)
             senders = {}
@@ -176,9 +176,9 @@ class AgreedFlush(FlushPolicy):
         lent = self._fill_missing(senders)
         for state in self._layout.buckets(senders):
             if self.allows_missing:
-                state.step = step
+                state.set_step(step)
             groups: dict[Senders, set[Key]] = {}
-            for key in sorted(state.pushed, key=state.bucket.numbers.__getitem__):
+            for key in sorted(state.waiting, key=state.bucket.numbers.__getitem__):
                 groups.setdefault(senders[key], set()).add(key)
             for ranks, keys in groups.items():
                 some = ranks if len(ranks) < self._comm.size else None
@@ -193,10 +193,10 @@ class AgreedFlush(FlushPolicy):
     def _contribution(self, wanted: Sequence[BucketState], part: Part) -> Contribution:
         """Return this rank's message; `wanted` are the buckets that it will read."""
         registry, report = self._layout.registry, self._report
-        waiting = [state for state in self._layout.states if state.pushed]
+        waiting = [state for state in self._layout.states if state.waiting]
         suspects = waiting if report.enabled else []
         return Contribution(
-            frozenset(registry[key].index for state in waiting for key in state.pushed),
+            frozenset(registry[key].index for state in waiting for key in state.waiting),
             frozenset(
                 registry[key].index for state in suspects for key in self._nonfinite_keys(state)
             ),
@@ -263,9 +263,9 @@ class AgreedFlush(FlushPolicy):
         lent = []
         for key in keys:
             slot = self._layout[key]
-            if key not in slot.state.pushed:
+            if key not in slot.state.waiting:
                 if slot.lent:
-                    slot.state.in_flight.complete()
+                    slot.state.complete()
                     lent.append((slot, self._kernels.copy(slot.gradient)))
                 slot.push_neutral(self._kernels)
         return lent

@@ -295,7 +295,10 @@ class FusedRule(Rule):
 
             return apply
 
-        return [(span.gradients, update(span.lo - first)) for span in spans]
+        targets: list[tuple[Array, Apply | None]] = []
+        for span in spans:  # a comprehension is a call more, in each push
+            targets.append((span.gradients, update(span.lo - first)))
+        return targets
 
     # Captures
 

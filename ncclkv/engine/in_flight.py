@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from ncclkv import concurrency
 from ncclkv.comm.types import Work
@@ -15,23 +16,24 @@ class InFlight:
 
     Attributes
     ----------
-    works : list of Work
+    works : sequence of Work
         Empty while nothing is in flight.
     """
 
     def __init__(self) -> None:
-        self.works: list[Work] = []
+        self._works: list[Work] = []
+        self.works: Sequence[Work] = self._works
         self._since: float | None = None
         self._times: deque[float] = deque(maxlen=_MAX_TIMES)
 
     def add(self, work: Work, since: float | None = None) -> None:
         """Add a launched collective; time it if the launch time `since`, in seconds, is given."""
-        self.works.append(work)
+        self._works.append(work)
         self._since = since if work.blocks else None
 
     def complete(self) -> None:
         """Wait for all collectives, and remove them."""
-        works = self.works
+        works = self._works
         for work in works:
             work.wait()
         if self._since is not None:
@@ -39,9 +41,13 @@ class InFlight:
             self._since = None
         works.clear()
 
-    def clear(self) -> None:
+    def poll(self) -> bool:
+        """Advance the collectives in their order; return whether all are done."""
+        return all(work.done() for work in self._works)
+
+    def abandon(self) -> None:
         """Remove all collectives without waiting for them."""
-        self.works.clear()
+        self._works.clear()
         self._since = None
 
     @property

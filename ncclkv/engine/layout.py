@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.destinations import To
-from ncclkv.engine.bucket_state import Array, BucketMemory, BucketState, Slot
+from ncclkv.engine.bucket_memory import BucketMemory
+from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.reductions import Reductions
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.table.bucket import Bucket, make_buckets
@@ -285,7 +286,7 @@ class Layout:
                     f"array",
                     key=key,
                 )
-            if (state.pushed or state.in_flight.works) and state not in done:
+            if (state.waiting or state.works) and state not in done:
                 raise UsageError(
                     f"pull of key {key!r}: out lies in a grad_view, whose bucket has pushes that "
                     f"are not flushed or not complete; pull its key, or call wait(), first",

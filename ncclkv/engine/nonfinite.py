@@ -104,7 +104,7 @@ class DeviceCheckedFlush(FlushPolicy):
         self._keys = kernels.zeros(0, _INT32)
 
     def prepare_read(self, states: Sequence[BucketState]) -> None:
-        pushed = [state for state in self._layout.states if state.pushed]
+        pushed = [state for state in self._layout.states if state.waiting]
         if pushed:
             self._find_nonfinite(pushed)
         for state in pushed:

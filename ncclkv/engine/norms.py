@@ -131,7 +131,7 @@ class NormUpdates:
         state = launch.state
         if state.bucket.index not in self._sums:
             self._allocate(state)
-        state.unfinished.append(launch)
+        state.defer(launch)
         if not launch.divided:
             launch.ranges = [
                 (span.lo - launch.first, span.hi - launch.first) for span in launch.spans
@@ -195,14 +195,14 @@ class NormUpdates:
 
         With clipping by the global norm, `states` are all buckets of a flush.
         """
-        waiting = [each for state in states for each in state.unfinished]
+        waiting = [each for state in states for each in state.deferred]
         launches = [each for each in waiting if isinstance(each, NormLaunch)]
         if launches:
             # The stream of the first pass, too: rows that one stream allocates, it also frees.
             with comm.on_comm_stream():
                 self._finish(comm, launches)
         for state in states:
-            state.unfinished.clear()
+            state.end_deferred()
 
     def _finish(self, comm: Communicator, launches: Sequence[NormLaunch]) -> None:
         """Complete the norms of launches, and update."""

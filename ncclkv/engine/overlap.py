@@ -92,7 +92,7 @@ class OrderedLaunch:
     def launched(self) -> list[Key]:
         """The keys whose collectives are launched."""
         layout = self._engine.layout
-        return [key for key in self._threads if key not in layout[key].state.pushed]
+        return [key for key in self._threads if key not in layout[key].state.waiting]
 
     # Pushes
 
@@ -166,7 +166,7 @@ class OrderedLaunch:
     def _advance(self) -> None:
         """Advance the collectives in flight: on hosts they progress during calls alone."""
         for state in self._states[self._complete : self._launched]:
-            if not all(work.done() for work in state.in_flight.works):
+            if not state.poll():
                 return
             self._complete += 1
 

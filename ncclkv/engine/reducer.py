@@ -62,7 +62,7 @@ class Reducer:
         skip_flag : ndarray of int32, shape (1,), optional
             Updates do nothing if it is not 0 when they run.
         """
-        if not state.pushed:
+        if not state.waiting:
             return
         updates, placement = self.updates, self.updates.placement
         within, updates.applying = updates.applying, True
@@ -90,17 +90,16 @@ class Reducer:
             else:
                 self.events.sequence += 1
                 work = collective.launch(apply)
-            state.in_flight.add(work, since)
+            state.add(work, since)
         # Not before: a launch that lacks memory can be made again.
-        state.filled -= pushed
-        state.pushed -= pushed
+        state.end_launch(pushed)
         updates.applying = within
 
     def _without_updates(self, state: BucketState, spans: Sequence[Span]) -> list[Target]:
         """Return the targets of ranges on a rank that does not update."""
         if self.updates.rule.norms is not None:
             # Else this rank alone would lend the gradients before a flush.
-            state.unfinished.append(None)
+            state.defer(None)
         return [(span.gradients, None) for span in spans]
 
     def _prepare(
@@ -187,8 +186,8 @@ class Reducer:
     def complete(self, states: Iterable[BucketState]) -> None:
         """Wait for all that is in flight in the given buckets."""
         for state in states:
-            if state.in_flight.works:
-                state.in_flight.complete()
+            if state.works:
+                state.complete()
 
     def finish(self, states: Sequence[BucketState]) -> None:
         """Wait for all that is in flight in the given buckets; make updates that need norms."""
@@ -202,7 +201,7 @@ class Reducer:
     def _finish_norms(self, norms: NormUpdates, states: Sequence[BucketState]) -> None:
         """Make the updates that need norms, and emit their time if there are any."""
         finish = partial(norms.finish, self.comm, states)
-        if self.events.listeners and any(state.unfinished for state in states):
+        if self.events.listeners and any(state.deferred for state in states):
             self.events.timed("updated", finish, f"{self.updates.rule.name}, by norms")
         else:
             finish()
@@ -219,7 +218,7 @@ class Reducer:
                 continue
             span = state.span(state.stale)
             publish = partial(placement.publish, span)
-            state.in_flight.add(
+            state.end_publication(
                 self.events.launch(
                     publish,
                     "allgather" if span.to.root is None else "broadcast",
@@ -231,7 +230,6 @@ class Reducer:
                     root=span.to.root,
                 )
             )
-            state.stale = None
 
     def update_keys(self, keys: Iterable[Key]) -> None:
         """Run the user's updater on keys that are reduced, in MXNet's order."""

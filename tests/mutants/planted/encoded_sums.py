@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant(
         name="dropped-arrays-are-encoded-later",
         file="ncclkv/engine/bucket_state.py",
-        old="        self.reductions.drop_staged([key])\n",
+        old="        self.reductions.drop_staged(self.waiting if keys is None else keys)\n",
         new="",
         why="the arrays of a group that raised are sent with the next push of the key",
         tests=(Selection("0", STORE, "a_dropped_push_leaves_residuals"),),

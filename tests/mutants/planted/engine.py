@@ -18,6 +18,7 @@ LAYOUT = "ncclkv/engine/layout.py"
 OVERLAP = "ncclkv/engine/overlap.py"
 PLACEMENT = "ncclkv/engine/placement.py"
 PLAN = "ncclkv/table/plan.py"
+PUSHES = "ncclkv/engine/pushes.py"
 REDUCER = "ncclkv/engine/reducer.py"
 RESTORING = "ncclkv/store/restoring.py"
 UPDATES = "ncclkv/engine/update_rule.py"
@@ -65,8 +66,8 @@ MUTANTS = (
     Mutant(
         name="updates-counted-from-the-bucket",
         file=FUSED,
-        old="update(span.lo - first)) for span",
-        new="update(span.lo)) for span",
+        old="update(span.lo - first)))",
+        new="update(span.lo)))",
         why="a rank updates other elements than those of which it has the sums",
         tests=(SHARDED,),
     ),
@@ -120,7 +121,7 @@ MUTANTS = (
     ),
     Mutant(
         name="only-the-last-update-is-published",
-        file=BUCKET_STATE,
+        file=PUSHES,
         old="            lo, hi = min(lo, self.stale[0]), max(hi, self.stale[1])\n",
         new="            pass\n",
         why="ranks other than the root pull some keys as they were",

@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         name="push-into-what-flies",
         file="ncclkv/engine/engine.py",
-        old="            state.in_flight.complete()\n        part.copy_in(",
+        old="            state.complete()\n        part.copy_in(",
         new="            pass\n        part.copy_in(",
         why="a push overwrites gradients that a collective still reads",
         tests=(

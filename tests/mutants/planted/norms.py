@@ -8,9 +8,9 @@ from tests.mutants import matrix
 from tests.mutants.mutant import Mutant, Selection
 
 NORMS = "ncclkv/engine/norms.py"
-ENGINE = "ncclkv/engine/engine.py"
 FLUSH = "ncclkv/engine/flush.py"
 MEASURE = "ncclkv/kernels/host/measure.py"
+PUSHES = "ncclkv/engine/pushes.py"
 
 RANKS = replace(matrix.RANKS, keyword="norms")
 NODES = replace(matrix.NODES, keyword="norms")
@@ -107,9 +107,9 @@ MUTANTS = (
     ),
     Mutant(
         name="refilled-before-its-update",
-        file=ENGINE,
-        old="            if conflicts or state.unfinished:\n",
-        new="            if conflicts:\n",
+        file=PUSHES,
+        old="        if self._deferred:\n            return True\n",
+        new="",
         why="a push overwrites gradients that an update still needs",
         tests=(THREADS,),
     ),
@@ -131,9 +131,9 @@ MUTANTS = (
     ),
     Mutant(
         name="gradients-lent-before-their-update",
-        file=ENGINE,
-        old="        if key in slot.state.pushed or slot.state.unfinished:\n",
-        new="        if key in slot.state.pushed:\n",
+        file=PUSHES,
+        old="        return key in self._waiting or bool(self._deferred)\n",
+        new="        return key in self._waiting\n",
         why="a program overwrites gradients that an update still needs",
         tests=(THREADS,),
     ),

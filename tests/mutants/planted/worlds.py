@@ -144,16 +144,9 @@ MUTANTS = (
     ),
     Mutant(
         name="a-residue-of-an-exception",
-        file="ncclkv/engine/bucket_state.py",
-        old="""        self.pushed.clear()
-        self.filled.clear()
-
-    @property
-    def seconds""",
-        new="""        self.filled.clear()
-
-    @property
-    def seconds""",
+        file="ncclkv/engine/pushes.py",
+        old="        self._waiting.difference_update(dropped)\n",
+        new="        self._waiting.difference_update(() if keys is None else dropped)\n",
         why="pushes that NonFinite has dropped are reduced by the next flush",
         tests=_found_by("a_residue_of_an_exception"),
     ),

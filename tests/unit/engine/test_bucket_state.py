@@ -25,17 +25,21 @@ def state() -> Iterator[BucketState]:
 
 
 def test_a_dropped_push_leaves_those_of_other_keys(state: BucketState) -> None:
-    state.drop("a")
-    assert state.pushed == state.filled == {"b"}
+    state.drop(["a"])
+    assert state.waiting == {"b"}
+    state.push({"a"}, None)
+    assert state.own == {"a"}
 
 
 def test_all_pushes_are_dropped_with_the_neutral_ones(state: BucketState) -> None:
-    state.drop_all()
-    assert state.pushed == state.filled == set()
+    state.drop()
+    assert state.waiting == set()
+    state.push({"a", "b"}, None)
+    assert state.own == {"a", "b"}
 
 
 def test_a_bucket_has_the_time_of_its_collectives(state: BucketState) -> None:
     assert state.seconds is None
-    state.in_flight.add(DoneWork(), 0.0)
-    state.in_flight.complete()
+    state.add(DoneWork(), 0.0)
+    state.complete()
     assert state.seconds is not None

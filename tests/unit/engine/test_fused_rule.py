@@ -75,9 +75,9 @@ def _begin(
     skip: np.ndarray | None = None,
 ) -> Apply:
     """Begin an update of some keys of a bucket, by default of all."""
-    state.step = step
-    state.pushed = set(state.bucket.numbers if keys is None else keys)
-    rule.count_update(state.bucket, state.pushed)
+    pushed = set(state.bucket.numbers if keys is None else keys)
+    state.push(pushed, step)
+    rule.count_update(state.bucket, pushed)
     ((_, update),) = rule.target(state, [state.span((0, state.bucket.count))], skip)
     assert update is not None
     return update
@@ -137,7 +137,7 @@ def test_a_span_counts_its_ranges_from_its_own_first_element() -> None:
     state = _bucket()
     _fill(state)
     rule = _rule(SGD(learning_rate=1.0), state)
-    state.step, state.pushed = rule.step(), {"b"}
+    state.push({"b"}, rule.step())
     b = state.bucket.entries[1]
     ((receive, update),) = rule.target(state, [state.span((b.lo, b.hi))], None)
     assert update is not None

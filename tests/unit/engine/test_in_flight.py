@@ -81,7 +81,7 @@ def test_waits_that_do_not_block_the_host_give_no_time(clock: Clock) -> None:
 def test_dropped_and_failed_works_give_no_time(clock: Clock) -> None:
     bucket = InFlight()
     bucket.add(DoneWork(), clock.now)
-    bucket.clear()
+    bucket.abandon()
     assert not bucket.works
     bucket.add(Failing(), clock.now)
     with pytest.raises(TimeoutError):

@@ -83,16 +83,15 @@ def _launched(
 def _launch(
     rule: FusedRule, state: BucketState, ranges: list[tuple[int, int]], keys: str = "abc"
 ) -> None:
-    state.pushed = set(keys)
-    state.step = rule.step()
-    rule.count_update(state.bucket, state.pushed)
+    state.push(set(keys), rule.step())
+    rule.count_update(state.bucket, state.waiting)
     spans = [state.span(bounds) for bounds in state.bucket.runs(keys)]
     for (_, apply), span in zip(rule.target(state, spans, None), spans, strict=True):
         for lo, hi in ranges:
             lo, hi = max(lo, span.lo) - span.lo, min(hi, span.hi) - span.lo
             if apply is not None and lo < hi:
                 apply(lo, hi)
-    state.pushed.clear()
+    state.end_launch(state.waiting)
 
 
 def _finish(rule: FusedRule, comm: Ranks, *states: BucketState) -> None:
@@ -121,10 +120,10 @@ def test_a_rank_with_whole_buckets_makes_no_collective() -> None:
     state = _bucket(comm, EVERYONE)
     rule = _launched(lars(), state, [])
     assert _values(state) == {"a": [2], "b": [2], "c": [2]}
-    assert len(state.unfinished) == 1
+    assert len(state.deferred) == 1
     _finish(rule, comm, state)
     assert comm.calls == []
-    assert state.unfinished == []
+    assert state.deferred == []
     # The rate is 0.5 * 2 / 1 for each key.
     assert _values(state) == {"a": [1], "b": [1], "c": [1]}
     _finish(rule, comm, state)
@@ -222,11 +221,11 @@ def test_no_bit_depends_on_the_bucket_whose_sum_arrives_first(make: Any) -> None
             rule.allocate(state, state.to)
             numbers = np.random.default_rng(index).standard_normal(state.bucket.count)
             state.gradients[:] = numbers
-            state.pushed, state.step = set("abc"), rule.step()
-            (span,) = state.spans(state.pushed)
+            state.push(set("abc"), rule.step())
+            (span,) = state.spans(state.waiting)
             ((_, apply),) = rule.target(state, [span], None)
             applies.append(apply)
-            state.pushed.clear()
+            state.end_launch(state.waiting)
         for lo in range(0, states[0].bucket.count, 32):
             for index in order:
                 applies[index](lo, lo + 32)

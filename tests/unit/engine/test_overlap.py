@@ -121,7 +121,7 @@ def test_a_push_advances_collectives_in_flight() -> None:
                     arrived.wait(20)
                     kv.push(key, np.ones(5))
                     pushed.wait(20)
-                done = [work.finished for work in state.in_flight.works]  # type: ignore[attr-defined]
+                done = [work.finished for work in state.works]  # type: ignore[attr-defined]
             return done
 
     assert run_ranks(2, body) == [[True], [True]]

@@ -103,7 +103,7 @@ def test_a_flush_interrupted_in_a_bucket_breaks_a_store_of_one_rank() -> None:
         kv.init(KEYS, [np.zeros(LENGTH), np.zeros(LENGTH)])
         kv.set_optimizer(SGD(learning_rate=1.0))
         kv.push("a", np.ones(LENGTH))
-        raise_once(context_of(kv).engine.layout["a"].state.in_flight, "add", KeyboardInterrupt, 0)
+        raise_once(context_of(kv).engine.layout["a"].state, "add", KeyboardInterrupt, 0)
         with pytest.raises(KeyboardInterrupt):
             kv.pull("a")
         with pytest.raises(CommAborted, match="pull was interrupted by KeyboardInterrupt"):
