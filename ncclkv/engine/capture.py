@@ -10,6 +10,7 @@ import numpy as np
 from ncclkv.arrays import cupy
 from ncclkv.comm.base import Graph
 from ncclkv.engine.bucket_state import Array, BucketState
+from ncclkv.engine.codec_rules import CodecRule
 from ncclkv.engine.update_rule import Rule
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
@@ -26,6 +27,8 @@ class Recorder:
         The update rule in force, which must be in force at each replay, too.
     states : sequence of BucketState
         All buckets of the store.
+    codecs : sequence of CodecRule
+        The rules of compression in force, which must be in force at each replay, too.
 
     Attributes
     ----------
@@ -37,8 +40,15 @@ class Recorder:
         The graph, once the step is captured.
     """
 
-    def __init__(self, kernels: Kernels, rule: Rule, states: Sequence[BucketState]) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        rule: Rule,
+        states: Sequence[BucketState],
+        codecs: Sequence[CodecRule],
+    ) -> None:
         self._rule = rule
+        self._codecs = [*codecs]
         self._kept: list[object] = []
         probe: Any = kernels.zeros(0, np.dtype(np.uint8))
         recording: Any = RecordingKernels(kernels, probe.device.id, self._kept)
@@ -76,12 +86,17 @@ class Recorder:
         graph.keep_alive(self._kept, self.states)
         self.graph = graph
 
-    def check(self, rule: Rule) -> None:
-        """Refuse a replay under another rule, or with a number that is not finite."""
+    def check(self, rule: Rule, codecs: Sequence[CodecRule]) -> None:
+        """Refuse a replay under other rules, or with a number that is not finite."""
         if rule is not self._rule:
             raise UsageError(
                 f"replay: the store's updater is {rule.name} and was {self._rule.name}, another, "
                 f"when this step was captured; capture it again"
+            )
+        if [*codecs] != self._codecs:
+            raise UsageError(
+                "replay: set_gradient_compression was called after this step was captured, and a "
+                "replay would encode as before; capture it again"
             )
         rule.step()
 

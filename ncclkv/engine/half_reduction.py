@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from ncclkv.arrays.dtypes import named
 from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.types import Apply, Buffer, Work
+from ncclkv.compress.coding import Encode, coding_of
 from ncclkv.compress.half import Half
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
@@ -35,6 +36,7 @@ class HalfReduction:
     ) -> None:
         self._comm = comm
         self._codec = codec
+        self._coding = coding_of(comm.kernels)
         self._bucket = bucket
         self._residuals = residuals
         self._dtype = named(codec.wire_dtype, codec.name)
@@ -56,23 +58,25 @@ class HalfReduction:
             op, divisor = "sum", len(senders)
         inner = comm.reduction(payload, total, op, to=span.to, sharded_update=span.node_shared)
         rests = senders is not None and comm.rank not in senders
-        encode = partial(self._encode, span, payload, rests=rests)
+        encode = self._rounding(span, payload, rests=rests)
 
         def start(apply: Apply | None) -> Work:
-            encode()
+            encode(self._residuals.skip)
+            comm.keep_alive(encode)
             return inner.launch(partial(self._decode, total, receive, divisor, apply))
 
         return Collective(start, lambda: inner.wire_bytes)
 
-    def _encode(self, span: Span, payload: Buffer, *, rests: bool) -> None:
-        """Round the gradients of a span; the residual of a rank that rests stays as it is."""
-        if rests or not self._codec.keeps_residual:
-            self._codec.encode(span.gradients, None, payload)
-            return
-        for entry in span.entries:
-            part = slice(entry.lo - span.lo, entry.hi - span.lo)
-            residual = self._residuals.of(entry.spec)
-            self._codec.encode(span.gradients[part], residual, payload[part])
+    def _rounding(self, span: Span, payload: Buffer, *, rests: bool) -> Encode:
+        """Return the function that rounds the gradients of a span, at each launch.
+
+        The residual of a rank that rests stays as it is.
+        """
+        entries, residuals = [(0, span.hi - span.lo)], []
+        if self._codec.keeps_residual and not rests:
+            entries = [(entry.lo - span.lo, entry.hi - span.lo) for entry in span.entries]
+            residuals = [self._residuals.of(entry.spec) for entry in span.entries]
+        return self._coding.rounding(self._codec, span.gradients, entries, residuals, payload)
 
     def _decode(
         self,
@@ -85,7 +89,7 @@ class HalfReduction:
     ) -> None:
         """Write elements ``[lo, hi)`` of the sum, and update them."""
         out = receive[lo:hi]
-        self._codec.decode(total[lo:hi], out)
+        self._coding.widen(self._codec, total[lo:hi], out)
         if divisor is not None:
             self._comm.kernels.divide(out, divisor)
         if apply is not None:

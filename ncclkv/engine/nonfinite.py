@@ -107,8 +107,13 @@ class DeviceCheckedFlush(FlushPolicy):
         pushed = [state for state in self._layout.states if state.waiting]
         if pushed:
             self._find_nonfinite(pushed)
-        for state in pushed:
-            self._reducer.launch(state, skip_flag=self._skip_flag)
+        residuals = self._layout.reductions.residuals
+        residuals.skip = self._skip_flag
+        try:
+            for state in pushed:
+                self._reducer.launch(state, skip_flag=self._skip_flag)
+        finally:
+            residuals.skip = None  # the flag stays set, and other launches are not skipped
         self._reducer.finish(self._layout.states)
         self._reducer.publish(states)
 

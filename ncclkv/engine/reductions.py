@@ -186,12 +186,15 @@ class Form(NamedTuple):
     takes_short_keys : bool
         Whether the reduction over ranks also sums the keys of its bucket that are too short to be
         encoded, which saves them a collective of their own.
+    on_gpus : bool
+        Whether the reduction over ranks has kernels for GPUs.
     """
 
     over_ranks: Callable[[Reductions, Any, Bucket], Reduction]
     of_arrays: Callable[[Reductions, Any, str], ArraySum]
     over_nodes: Callable[[Reductions, Any, Bucket], Reduction] | None = None
     takes_short_keys: bool = False
+    on_gpus: bool = False
 
 
 _COUNTED = Form(
@@ -206,6 +209,7 @@ _COUNTED = Form(
 _HALF = Form(
     lambda store, codec, bucket: HalfReduction(store.comm, codec, bucket, store.residuals),
     lambda store, codec, op: HalfArrays(codec, store.comm.kernels, op),
+    on_gpus=True,
 )
 _TOP = Form(
     lambda store, codec, bucket: TopReduction(store.comm, codec, bucket, store.residuals),

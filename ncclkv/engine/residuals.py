@@ -19,11 +19,18 @@ class Residuals:
     ----------
     kernels : Kernels
         Allocates them.
+
+    Attributes
+    ----------
+    skip : array of int32, shape (1,), or None
+        During a launch of which the device decides whether it is skipped: a number that is not 0
+        then, when all residuals stay as they are.
     """
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._of_keys: dict[Key, list[Array]] = {}
+        self.skip: Array | None = None
 
     def of(self, spec: KeySpec, sender: int = 0) -> Array:
         """Return the residual of a sender: float32, flat, and zero at first.

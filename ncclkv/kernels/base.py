@@ -48,7 +48,17 @@ class Measured(NamedTuple):
 
 
 class Kernels(Protocol):
-    """Operations on the memory that holds a store's values."""
+    """Operations on the memory that holds a store's values.
+
+    Attributes
+    ----------
+    coding : Coding or None
+        The arithmetic of codecs (`ncclkv.compress.coding.Coding`) in this memory; None stands for
+        the codecs' own, on the host.
+    """
+
+    @property
+    def coding(self) -> Any: ...
 
     def value(self, x: Any, what: str) -> Array:
         """View a user's array for reading, or raise `UsageError`; `what` begins the message."""

@@ -62,7 +62,7 @@ class CapturedStep:
                     "replay: this step has no graph: it was closed, or an exception left its "
                     "block; capture it again"
                 )
-            recording.check(engine.rule)
+            recording.check(engine.rule, engine.reductions.rules)
             self._context.calls.record("replay")
             engine.settle(recording.states)
             if recording.updates is not None:
@@ -137,4 +137,6 @@ class Captures(Component):
                 "capture: some keys have no slot yet, since the first push assigns the slots; make "
                 "the same step once before the capture"
             )
-        return Recorder(self._engine.kernels, self._engine.rule, self._engine.layout.states)
+        engine = self._engine
+        states, codecs = engine.layout.states, engine.reductions.rules
+        return Recorder(engine.kernels, engine.rule, states, codecs)

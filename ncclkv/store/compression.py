@@ -100,10 +100,11 @@ def _check_codec(codec: Codec, comm: Communicator) -> None:
             f"{_VERB}: {codec.name} with scope='node' is not in this version; use "
             f"{', '.join(names)}, or scope='rank'"
         )
-    if not isinstance(comm.kernels, HostKernels):
+    if not isinstance(comm.kernels, HostKernels) and not FORMS[codec.name].on_gpus:
+        names = [name for name, each in FORMS.items() if each.on_gpus]
         raise NotSupported(
-            f"{_VERB}: a store in the memory of GPUs does not encode gradients; push float16, or "
-            f"create('dist_sync')"
+            f"{_VERB}: {codec.name} is not in this version for stores in the memory of GPUs; use "
+            f"{', '.join(names)}, or create('dist_sync')"
         )
     if comm.size > codec.most_senders:
         raise NotSupported(

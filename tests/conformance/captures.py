@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +61,19 @@ def momentum_decay_and_rescaling(create: Stores) -> None:
 @captured
 def sixteen_bits(create: Stores) -> None:
     StorePair(create, make=momentum, dtype=np.float16).steps()
+
+
+CODECS: list[dict[str, Any]] = [
+    {"type": "fp16"},
+    {"type": "fp16", "error_feedback": True},
+    {"type": "bf16", "error_feedback": True},
+]
+
+
+@captured
+def encoded_gradients(create: Stores) -> None:
+    for codec in CODECS:
+        StorePair(create, make=momentum, codec=codec).steps()
 
 
 @captured

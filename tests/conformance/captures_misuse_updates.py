@@ -110,6 +110,20 @@ def another_updater(create: Stores) -> None:
 
 
 @misuse
+def another_codec(create: Stores) -> None:
+    ready = Ready(create)
+    ready.kv.set_gradient_compression({"type": "fp16", "error_feedback": True})
+    ready.pushpull()
+    step = ready.step()
+    ready.kv.set_gradient_compression(None)
+    words = ("set_gradient_compression was called after this step was captured", "capture it again")
+    with refused(ready.kv, UsageError, *words):
+        step.replay()
+    ready.pushpull()
+    same(pulled(ready.kv, 3), total(ready.kv))
+
+
+@misuse
 def an_optimizer_that_changes_inside(create: Stores) -> None:
     ready = Ready(create, bucket_bytes=0)
     made = optimizer.SGD(learning_rate=1.0)

@@ -28,8 +28,12 @@ class Side:
         What a case keeps for a side.
     """
 
-    def __init__(self, create: Stores, make: Callable[[], Any], dtype: Any, op: str) -> None:
+    def __init__(
+        self, create: Stores, make: Callable[[], Any], dtype: Any, op: str, codec: Any
+    ) -> None:
         self.kv = create(bucket_bytes=1024)
+        if codec is not None:
+            self.kv.set_gradient_compression(codec)
         self.keys = list(SIZES)
         self.own: dict[str, Any] = {}
         self.optimizer = make()
@@ -65,6 +69,8 @@ class StorePair:
         ``step(side)`` makes the calls of a step.
     make : callable
         Makes the optimizer of a side, or None.
+    codec : dict, optional
+        By which gradients are encoded.
     """
 
     def __init__(
@@ -75,8 +81,9 @@ class StorePair:
         *,
         dtype: Any = np.float32,
         op: str = "sum",
+        codec: Any = None,
     ) -> None:
-        self.plain, self.replayed = (Side(create, make, dtype, op) for _ in range(2))
+        self.plain, self.replayed = (Side(create, make, dtype, op, codec) for _ in range(2))
         self.sides = (self.plain, self.replayed)
         self._step = step
         self._steps = 0

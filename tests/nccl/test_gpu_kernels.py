@@ -11,6 +11,7 @@ from ncclkv.kernels.device.kernels import DeviceKernels
 from ncclkv.kernels.device.launch import launch
 from ncclkv.kernels.device.sources import COPY, UPDATE
 from tests.nccl import gpu
+from tests.nccl.coding_cases import HalfCases
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.gpu import need_gpu
 from tests.nccl.kernel_cases import (
@@ -111,6 +112,10 @@ class TestChecksums(ChecksumCases):
         arrays = [shape(stage.put(x)), np.array(shape(x)), shape(x)]
         sums = stage.get(stage.kernels.checksums(arrays))
         assert sums.tolist() == [HOST.checksums([shape(x)])[0]] * 3
+
+
+class TestHalves(HalfCases):
+    pass
 
 
 class TestNonfinite(NonfiniteCases):

@@ -23,6 +23,7 @@ from ncclkv.kernels.device.kernel_args import (
     plan_updates,
 )
 from ncclkv.kernels.device.sources import COMBINE, COPY, UPDATE
+from tests.nccl.coding_cases import HalfCases
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.kernel_cases import (
     STEP,
@@ -95,6 +96,10 @@ class TestCopy(CopyCases):
 
 
 class TestChecksums(ChecksumCases):
+    pass
+
+
+class TestHalves(HalfCases):
     pass
 
 

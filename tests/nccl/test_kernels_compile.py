@@ -17,10 +17,12 @@ from ncclkv.kernels.device.sources import (
     COPY,
     FOLD,
     FOLDER,
+    NARROW,
     NONFINITE,
     NORMS,
     SOURCES,
     UPDATE,
+    WIDEN,
     KernelSource,
 )
 from tests.harness.extent import some_or_all
@@ -114,7 +116,7 @@ def test_every_source_has_a_program_and_each_program_a_name_of_its_own() -> None
     sources = {path.stem for path in FOLDER.glob("*.cu")}
     assert {program.file or program.name for program in SOURCES} == sources
     assert len({str(program) for program in SOURCES}) == len(SOURCES)
-    tables = COMBINE, UPDATE, NORMS, NONFINITE
+    tables = COMBINE, UPDATE, NORMS, NONFINITE, NARROW, WIDEN
     programs = {COPY, FOLD, CHECKSUM, *(each for table in tables for each in table.values())}
     assert set(SOURCES) == programs
 

@@ -131,6 +131,26 @@ SUMS = np.dtype(
 SEARCH = np.dtype([("words", ADDRESS), ("flag", ADDRESS), ("size", np.uint64)], align=True)
 """Argument of ``nonfinite``."""
 
+ROUNDED_ELEMENTS = 8192
+"""Maximum number of elements that one block rounds to 16 bits."""
+
+ROUNDINGS = np.dtype(
+    [
+        ("residual", ADDRESS, (PIECES,)),
+        ("start", np.uint64, (PIECES,)),
+        ("size", np.uint64, (PIECES,)),
+        ("gradients", ADDRESS),
+        ("words", ADDRESS),
+        ("skip", ADDRESS),
+        *_BLOCKS,
+    ],
+    align=True,
+)
+"""Argument of ``narrow``."""
+
+WIDENING = np.dtype([("words", ADDRESS), ("out", ADDRESS), ("size", np.uint64)], align=True)
+"""Argument of ``widen``."""
+
 
 def new(dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an argument of zeros: a 0-dimensional array, which CuPy passes by value."""

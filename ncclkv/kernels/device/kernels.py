@@ -13,6 +13,7 @@ from ncclkv.arrays.dtypes import dtype_name
 from ncclkv.kernels.base import Measured, Segments
 from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.device.checksums import checksums
+from ncclkv.kernels.device.coding import DeviceCoding
 from ncclkv.kernels.device.copies import Arrays, CopyTable, DeviceArray, plan_copies
 from ncclkv.kernels.device.kernel_args import THREADS
 from ncclkv.kernels.device.launch import Launch, launch
@@ -51,6 +52,7 @@ class DeviceKernels:
         measurements = Measurements(launch)
         self.measure = measurements.add
         self.measure_scratch = measurements.scratch
+        self.coding = DeviceCoding(launch)
         self._launches: WeakKeyDictionary[Segments, list[kernel_args.PlannedLaunch]] = (
             WeakKeyDictionary()
         )

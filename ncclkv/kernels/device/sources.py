@@ -191,6 +191,37 @@ NONFINITE = {
 }
 """Kernels that search for NaN and infinity, by dtype; complex numbers are pairs of real numbers."""
 
+_HALVES = [row.name for row in TABLE if row.working]
+_WIDE = ("float32", "float64")
+
+NARROW = {
+    (wide, name): KernelSource(
+        "narrow",
+        f"{wide} to {name}",
+        kernel_args.ROUNDINGS,
+        {
+            "PER_BLOCK": str(kernel_args.ROUNDED_ELEMENTS),
+            "GRADIENT": BY_NAME[wide].cuda,
+            **_ELEMENTS[name],
+        },
+    )
+    for wide in _WIDE
+    for name in _HALVES
+}
+"""Kernels that round gradients to 16 bits, by the dtypes of the gradients and of the words."""
+
+WIDEN = {
+    (name, wide): KernelSource(
+        "widen",
+        f"{name} to {wide}",
+        kernel_args.WIDENING,
+        {"OUT": BY_NAME[wide].cuda, **_ELEMENTS[name]},
+    )
+    for name in _HALVES
+    for wide in _WIDE
+}
+"""Kernels of the opposite of `NARROW`, by the dtypes of the words and of the numbers."""
+
 SOURCES = (
     COPY,
     *COMBINE.values(),
@@ -199,5 +230,7 @@ SOURCES = (
     FOLD,
     *NONFINITE.values(),
     CHECKSUM,
+    *NARROW.values(),
+    *WIDEN.values(),
 )
 """All kernels."""

@@ -34,6 +34,7 @@ class HostKernels:
     array([3., 3., 3.], dtype=float32)
     """
 
+    coding = None
     value = staticmethod(as_value)
     out = staticmethod(as_out)
     pack = staticmethod(pack)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import cupy
 import numpy as np
 
+from ncclkv.compress.half import FP16
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device.kernels import DeviceKernels
 
@@ -48,7 +49,10 @@ def main() -> None:
     halves = arrays(3, "float16")
     flag = cupy.zeros(1, np.uint32)
     rows, whole = cupy.array([ROW]), Segments(np.array([0, one.size]))
-    calls: dict[str, tuple[int, Callable[[], object]]] = {
+    every, words = [(0, one.size)], cupy.empty(one.size, np.float16)
+    rounded = kernels.coding.rounding(FP16(), one, every, [], words)
+    kept = kernels.coding.rounding(FP16(True), one, every, [cupy.zeros_like(one)], words)
+    calls: dict[str, tuple[float, Callable[[], object]]] = {
         "copy by CUDA": (2, lambda: cupy.copyto(two, one)),
         "copy": (2, lambda: kernels.pack_all([one], [two])),
         "sgd": (5, lambda: kernels.update("sgd", one, two, (three,), rows, whole)),
@@ -56,6 +60,9 @@ def main() -> None:
         "combine, float16": (3, lambda: kernels.combine(halves[:2], halves[2], "sum")),
         "checksum": (1, lambda: kernels.checksums([one])),
         "nonfinite": (1, lambda: kernels.find_nonfinite(one, flag)),
+        "narrow": (1.5, lambda: rounded(None)),
+        "narrow, residual": (3.5, lambda: kept(None)),
+        "widen": (1.5, lambda: kernels.coding.widen(FP16(), words, two)),
     }
     for name, (passes, call) in calls.items():
         took = seconds(call)

@@ -11,6 +11,7 @@ import numpy as np
 from ncclkv.arrays import as_gpu_out, as_gpu_value
 from ncclkv.kernels.base import Measured, Segments
 from ncclkv.kernels.host import HostKernels
+from tests.nccl.standin.coding import StandInCoding
 from tests.nccl.standin.streams import RecordingStreams
 
 _HOST = HostKernels()
@@ -24,6 +25,7 @@ class StandInKernels:
 
     def __init__(self, streams: RecordingStreams) -> None:
         self._streams = streams
+        self.coding = StandInCoding(streams)
 
     def zeros(self, count: int, dtype: np.dtype[Any]) -> Any:
         return self._streams.allocate(count * np.dtype(dtype).itemsize).view(dtype)
