@@ -9,7 +9,7 @@ the ranks of one index (`ncclkv.comm.shm.hierarchical`).  In a long sum to `Owne
 index i on a node reduces the parts of all owners of index i.  If nodes differ in size, all ranks
 exchange messages instead.  A long broadcast goes by messages to one rank of each node, and the
 others copy from it.  An allgather into memory that a node shares writes each part once a node
-(`ncclkv.comm.shm.shared_gather`).  Short reductions and broadcasts, other allgathers, barriers and
+(`ncclkv.comm.gather`).  Short reductions and broadcasts, other allgathers, barriers and
 every `all_to_all` are messages between all ranks.  `SHORT_BYTES` of `ncclkv.comm.messages.channel`
 separates short from long.
 """
@@ -34,6 +34,7 @@ from ncclkv.comm.diagnosis import farewells
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.roster import meet
+from ncclkv.comm.gather import Gather
 from ncclkv.comm.host.reductions import Reductions
 from ncclkv.comm.messages import algorithms
 from ncclkv.comm.messages.channel import SHORT_BYTES, Channel, limits
@@ -42,16 +43,15 @@ from ncclkv.comm.messages.tags import TagPool
 from ncclkv.comm.shm import header, hierarchical
 from ncclkv.comm.shm.broadcast import Broadcast
 from ncclkv.comm.shm.copies import CopyPool
-from ncclkv.comm.shm.gather_scatter import allgather, barrier, reduce_scatter
 from ncclkv.comm.shm.hierarchical import CrossNode
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.node_wire import NodeWire
+from ncclkv.comm.shm.reduce_scatter import barrier, reduce_scatter
 from ncclkv.comm.shm.setup import Sharing, setup_node
-from ncclkv.comm.shm.shared_gather import SharedGather
 from ncclkv.comm.transport import Steps, Transport
 from ncclkv.comm.two_step import wire_bytes
 from ncclkv.comm.types import Apply, Buffer, WaitObserver, Work
-from ncclkv.comm.wire import Program
+from ncclkv.comm.wire import Program, ProgramSteps
 from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
 from ncclkv.tracebacks import trim
@@ -101,6 +101,7 @@ class HostCommunicator(Communicator):
 
     calls: CallComparison
     sharing = Sharing(None)
+    _copies: CopyPool
 
     def __init__(
         self,
@@ -126,10 +127,10 @@ class HostCommunicator(Communicator):
         if self._node is not None:
             self.first_node = 0 in self._node.ranks
             self._node.sequence.digest = self.digest
+            self._copies = CopyPool(self._node)
             self._progress.calls.recorder = FlightRecorder(transport.rank, self._node.pages)
         if share:
             self._progress.calls.recorder.announce()
-        self._copies = None if self._node is None else CopyPool(self._node)
         self._reductions = Reductions(self.rank, self.size, self._node, self._progress, self._tags)
         self._closed = False
 
@@ -230,36 +231,45 @@ class HostCommunicator(Communicator):
         call, ends = header.allgather(send, counts), [0, *accumulate(counts)]
         parts = [receive[lo:hi] for lo, hi in pairwise(ends)]
         node = self._node
-        if node is not None and node.is_node_shared(receive):
+        shared = node is not None and node.is_node_shared(receive)
+        if shared:
             check_in_place(send, parts[self.rank])
-            return self._start(
-                call,
-                lambda node: SharedGather(node, call, parts).steps(),
-                lambda channel: SharedGather(node, call, parts, channel).steps(),
-            )
-        return self._start(
-            call,
-            lambda node: allgather(node, call, send, parts),
-            lambda channel: algorithms.gather(channel, send, parts),
-        )
+        gather = Gather(send, parts, self.nodes if shared else None)
+        if node is not None and (shared or len(node.nodes) == 1):
+            lengths = [parts[rank].nbytes for rank in node.ranks]
+            return self._launch_in_node(node, call, gather.steps, lengths=lengths)
+        return self._tags.launch(lambda channel: gather.steps(channel, None), call)
 
     def _program(self, program: Program) -> Collective:
-        call = header.program(program.what, program.nbytes)
-        launch = partial(self._tags.launch, what=call, mark=call.mark())
-        node, copies = self._node, self._copies
+        call, node = header.program(program.what, program.nbytes), self._node
 
         def start(apply: Apply | None) -> Work:
-            if node is None or copies is None:
-                return launch(lambda channel: program.steps(channel, apply))
-            # Taken here: the steps may begin later on this rank than on its neighbours.
-            slot = node.sequence.next_slot()
-
-            def steps(channel: Channel) -> Steps:
-                return NodeWire(node, slot, call, channel, copies).run(program.steps, apply)
-
-            return launch(steps, arrivals=slot.arrivals)
+            if node is not None:
+                return self._launch_in_node(node, call, program.steps, apply, mark=call.mark())
+            return self._tags.launch(
+                lambda channel: program.steps(channel, apply), call, mark=call.mark()
+            )
 
         return Collective(start, program.sent, program.what)
+
+    def _launch_in_node(
+        self,
+        node: Node,
+        call: header.CollectiveHeader,
+        steps: ProgramSteps,
+        apply: Apply | None = None,
+        *,
+        mark: int = 0,
+        lengths: Sequence[int] = (),
+    ) -> Work:
+        """Launch a program over a `NodeWire`; `lengths` are as for `NodeWire`."""
+        # Taken here: the steps may begin later on this rank than on its neighbours.
+        slot, copies = node.sequence.next_slot(), self._copies
+
+        def run(channel: Channel) -> Steps:
+            return NodeWire(node, slot, call, channel, copies, lengths).run(steps, apply)
+
+        return self._tags.launch(run, call, mark=mark, arrivals=slot.arrivals)
 
     def barrier(self) -> Work:
         callbacks.refuse("barrier")

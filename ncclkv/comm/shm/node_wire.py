@@ -45,6 +45,9 @@ class NodeWire(Wire):
     channel : Channel
         Of all ranks.
     pool : CopyPool
+    lengths : sequence of int
+        The bytes of the first array of each rank of the node, if these may differ and are compared;
+        by default none are.
     """
 
     def __init__(
@@ -54,10 +57,12 @@ class NodeWire(Wire):
         call: CollectiveHeader,
         channel: Channel,
         pool: CopyPool,
+        lengths: Sequence[int] = (),
     ) -> None:
         super().__init__(channel.rank, channel.size, channel.limits)
         self._node, self._slot, self._call = node, slot, call
         self._channel = channel
+        self._lengths = lengths
         self._pool, self._copies = pool, pool.take()
         indices = {rank: index for index, rank in enumerate(node.ranks)}
         self._neighbours = {peer: indices[peer] for peer in self.peers if peer in indices}
@@ -152,7 +157,7 @@ class NodeWire(Wire):
         if not slot.all_reached(phase):
             yield slot.stragglers(phase)
         if not self._compared:
-            header.check_all(self._call, self._node, slot.headers())
+            header.check_all(self._call, self._node, slot.headers(), self._lengths)
             self._compared = True
 
     def _find(self, parts: Parts, own: Buffer, turn: int) -> list[int]:

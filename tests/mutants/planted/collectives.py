@@ -18,19 +18,19 @@ STORE = "ranks/test_gpu_store.py"
 MUTANTS = (
     Mutant(
         name="one-part-a-node-crosses",
-        file="ncclkv/comm/shm/shared_gather.py",
-        old="            if index % len(node.ranks) == node.index\n",
-        new="            if index == node.index\n",
+        file="ncclkv/comm/gather.py",
+        old="place % len(ranks) == index",
+        new="place == index",
         why="on the smaller of two nodes a part of the larger does not arrive",
-        tests=(Selection("0", "unit/comm/shm/test_shared_gather.py"),),
+        tests=(Selection("0", "unit/comm/test_gather.py"),),
     ),
     Mutant(
         name="shared-gather-leaves-early",
-        file="ncclkv/comm/shm/shared_gather.py",
-        old="        yield slot.stragglers(DONE)\n",
-        new="        yield []\n",
+        file="ncclkv/comm/gather.py",
+        old="            wire.share_result()\n",
+        new="            pass\n",
         why="a rank reads parts of other nodes before its neighbours have received them",
-        tests=(Selection("0", "unit/comm/shm/test_shared_gather.py"),),
+        tests=(Selection("0", "unit/comm/test_gather.py"),),
     ),
     Mutant(
         name="a-program-ends-before-its-readers",

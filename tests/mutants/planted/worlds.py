@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a-mapped-array-given-back-too-early",
-        file="ncclkv/comm/shm/gather_scatter.py",
+        file="ncclkv/comm/shm/reduce_scatter.py",
         old="""        if offset is not None:
             yield slot.stragglers(DONE)
 """,

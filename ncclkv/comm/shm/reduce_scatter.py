@@ -1,11 +1,10 @@
-"""Allgather, reduce_scatter and barrier in the shared memory of a node: all ranks read all arrays.
+"""reduce_scatter and barrier in the shared memory of a node: all ranks read all arrays.
 
 An array that neighbours can map is read in place, and does not change until all ranks are done.
 Any other array is copied in chunks, each before the phase after which peers read it.  A rank that
 reaches a phase has read the chunk of the phase before, so a double buffer is enough.
 
-A reduce_scatter reduces this rank's rows, an allgather copies all rows, and a barrier is the first
-phase alone.
+A reduce_scatter reduces this rank's rows, and a barrier is the first phase alone.
 """
 
 from __future__ import annotations
@@ -42,13 +41,12 @@ def enter(
     slot: CollectiveSlot,
     call: header.CollectiveHeader,
     offset: Offset | None,
-    nbytes: Sequence[int] = (),
 ) -> Steps:
     """Publish a call and the offset of its array; compare the peers' calls with it."""
     slot.write_header(header.write(call, offset, None))
     slot.publish(ENTERED)
     yield slot.stragglers(ENTERED)
-    header.check_all(call, node, slot.headers(), nbytes)
+    header.check_all(call, node, slot.headers())
 
 
 @dataclass
@@ -61,29 +59,25 @@ class PeerReads:
     call : CollectiveHeader
     own : ndarray, shape (n,)
         This rank's array, contiguous.
-    rows : sequence of Rows
-        The rows of each rank's array: one row that every rank of the node reads, or several rows,
-        each read by one rank of the node.
+    rows : Rows
+        The rows of each array, each read by one rank of the node.
     reads : sequence of int
-        The indices of the rows that this rank reads of every array.  If there are several rows,
-        `consume` may write to these rows of `own`, and to no other row.
+        The indices of the rows that this rank reads of every array.  `consume` may write to these
+        rows of `own`, and to no other row.
     consume : callable
         `Consume`; called for one range of elements after another, to the end of the longest row.
-    nbytes : sequence of int
-        The size of each rank's array; empty if all arrays have the same size.
     """
 
     node: Node
     call: header.CollectiveHeader
     own: Buffer
-    rows: Sequence[Rows]
+    rows: Rows
     reads: Sequence[int]
     consume: Consume
-    nbytes: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        self._longest = max(hi - lo for each in self.rows for lo, hi in each)
-        self._column_bytes = len(self.rows[0]) * self.own.itemsize
+        self._longest = max(hi - lo for lo, hi in self.rows)
+        self._column_bytes = len(self.rows) * self.own.itemsize
         self.slot = self.node.sequence.next_slot()
 
     def steps(self) -> Steps:
@@ -101,7 +95,7 @@ class PeerReads:
         yield [*slot.until_free(), *(previous.unfinished() if previous is not None else ())]
         copies = ring.copies(position, nbytes)
         self._copy(copies[node.index], 0, self._longest)
-        yield from enter(node, slot, self.call, None, self.nbytes)
+        yield from enter(node, slot, self.call, None)
         yield from self.consume(0, self._parts([None] * len(copies), copies, 0, self._longest))
         slot.publish(DONE)
 
@@ -115,7 +109,7 @@ class PeerReads:
             self._copy(self._chunks(0)[node.index], 0, step)
         else:
             node.double_buffer.dequeue(slot)
-        yield from enter(node, slot, self.call, offset, self.nbytes)
+        yield from enter(node, slot, self.call, offset)
         offsets = [header.offsets(text)[0] for text in slot.headers()]
         wholes = [self._whole(index, where) for index, where in enumerate(offsets)]
         if None not in offsets and len(node.nodes) == 1:
@@ -140,14 +134,14 @@ class PeerReads:
         """Return a rank's mapped array; None when that rank copies its array in chunks."""
         if offset is None:
             return None
-        nbytes = self.rows[index][-1][1] * self.own.itemsize
+        nbytes = self.rows[-1][1] * self.own.itemsize
         return self.node.view(index, offset, nbytes).view(self.own.dtype)
 
     def _copy(self, chunk: Buffer, lo: int, step: int) -> None:
         """Copy elements ``[lo, lo + step)`` of each row that peers read, to staging memory."""
         copy = chunk.view(self.own.dtype)
-        for number, (first, stop) in enumerate(self.rows[self.node.index]):
-            if len(self.rows[0]) == 1 or number not in self.reads:
+        for number, (first, stop) in enumerate(self.rows):
+            if number not in self.reads:
                 part = self.own[first + lo : min(first + lo + step, stop)]
                 copy[number * step : number * step + part.size] = part
 
@@ -160,26 +154,10 @@ class PeerReads:
             staged = whole is None and index != self.node.index
             source = chunk.view(self.own.dtype) if staged else self.own if whole is None else whole
             for row in self.reads:
-                first, stop = self.rows[index][row]
+                first, stop = self.rows[row]
                 begin = row * step if staged else first + lo
                 parts.append(source[begin : begin + max(0, min(step, stop - first - lo))])
         return parts
-
-
-def allgather(
-    node: Node, call: header.CollectiveHeader, send: Buffer, parts: Sequence[Buffer]
-) -> Steps:
-    """Copy every rank's array to its part; `send` may be this rank's part itself."""
-    in_place = np.shares_memory(send, parts[node.index])
-
-    def consume(lo: int, arrays: list[Buffer]) -> Steps:
-        for index, array in enumerate(arrays):
-            if index != node.index or not in_place:
-                parts[index][lo : lo + array.size] = array
-        yield from ()
-
-    rows, nbytes = [[(0, part.size)] for part in parts], [part.nbytes for part in parts]
-    return PeerReads(node, call, send, rows, [0], consume, nbytes).steps()
 
 
 def reduce_scatter(
@@ -214,7 +192,7 @@ def reduce_scatter(
         if apply is not None and lo < hi:
             apply(first + lo, first + hi)
 
-    rows = [list(pairwise(bounds))] * len(node.ranks)
+    rows = list(pairwise(bounds))
     reads = PeerReads(node, call, send, rows, ranks, consume)
     return reads.steps() if cross is None else refusing(cross, reads.slot, reads.steps())
 
