@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import NamedTuple
 
 from ncclkv.arrays.memory import address
@@ -53,9 +54,10 @@ class Limits(NamedTuple):
     alignment: int = 1
 
 
-def others(rank: int, size: int) -> list[int]:
+@lru_cache(maxsize=64)
+def others(rank: int, size: int) -> Sequence[int]:
     """Return the other ranks from the next one on: else all would send to rank 0 first."""
-    return [(rank + step) % size for step in range(1, size)]
+    return tuple((rank + step) % size for step in range(1, size))
 
 
 class Wire(ABC):
@@ -71,7 +73,7 @@ class Wire(ABC):
     ----------
     rank, size, limits
         As the parameters.
-    peers : list of int
+    peers : sequence of int
         The other ranks, in the order of this rank's messages.
     """
 
@@ -189,7 +191,9 @@ class Parts:
 
         Empty parts need no message.  ``scratch(nbytes)`` returns memory for parts without a place.
         """
-        wire, pending = self._wire, []
+        wire, pending = self._wire, list[Request]()
+        if not (readers or owners):
+            return pending
         self._arrange(owners, scratch)
         with wire.group():
             for owner in owners:

@@ -32,6 +32,7 @@ class ProgramCopies:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._copies = [np.empty(0, np.uint8)] * 2
+        self._offsets: list[Offset | None] = [None, None]
         self._received = np.empty(0, np.uint8)
 
     def make(self, turn: int, array: Buffer) -> Offset | None:
@@ -46,10 +47,9 @@ class ProgramCopies:
             grown = self._node.allocate(max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length()))
             if grown is None:
                 return None
-            self._copies[turn] = grown
-        copy = self._copies[turn][:nbytes]
-        copy[:] = array.view(np.uint8)
-        return self._node.offset_of(copy)
+            self._copies[turn], self._offsets[turn] = grown, self._node.offset_of(grown)
+        self._copies[turn][:nbytes] = array.view(np.uint8)
+        return self._offsets[turn]
 
     def received(self, nbytes: int) -> Buffer:
         """Return memory for messages, valid until the next call."""

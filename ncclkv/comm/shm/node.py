@@ -16,6 +16,7 @@ from ncclkv.comm.shm.segment import Segment
 from ncclkv.comm.shm.sequence import SequenceTable
 from ncclkv.comm.shm.staging import RINGS, DoubleBuffer, SlotRing
 from ncclkv.comm.types import Buffer
+from ncclkv.comm.wire import others
 from ncclkv.errors import CommAborted, OutOfMemory, RankLost
 from ncclkv.kernels.host.reduce import Reducer
 
@@ -53,6 +54,10 @@ class Node:
         The index of this rank in `ranks`.
     owners : int
         Number of ranks that reduce a slice: that of the smallest node.
+    neighbours : dict of int to int
+        The index in `ranks` of each other rank of the node, in the order of `Wire.peers`.
+    far : list of int
+        The ranks of other nodes, in that order.
     pages : dict of int to ndarray
         The flight recorder's page of each rank.
     sequence : SequenceTable
@@ -72,6 +77,10 @@ class Node:
         self.index = self.ranks.index(rank)
         self.nodes = nodes
         self.owners = min(len(each) for each in nodes)
+        peers = others(rank, sum(map(len, nodes)))
+        indices = {peer: index for index, peer in enumerate(self.ranks)}
+        self.neighbours = {peer: indices[peer] for peer in peers if peer in indices}
+        self.far = [peer for peer in peers if peer not in indices]
         self._segments = segments
         self._control = [segment.map(0, CONTROL_BYTES) for segment in segments]
         tables = [memory[: sequence.NBYTES] for memory in self._control]

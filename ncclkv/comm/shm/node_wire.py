@@ -64,9 +64,6 @@ class NodeWire(Wire):
         self._channel = channel
         self._lengths = lengths
         self._pool, self._copies = pool, pool.take()
-        indices = {rank: index for index, rank in enumerate(node.ranks)}
-        self._neighbours = {peer: indices[peer] for peer in self.peers if peer in indices}
-        self._far = [peer for peer in self.peers if peer not in indices]
         self._reads = 0
         self._compared = False
         self._lent = False  # whether neighbours read the array of the last read in place
@@ -117,23 +114,23 @@ class NodeWire(Wire):
 
     def _refuse(self) -> None:
         """Fail the later reads of ranks that cannot see the difference themselves."""
-        if self._compared or self._far:
+        if self._compared or self._node.far:
             self._slot.fail()
-        for peer in self._far:
+        for peer in self._node.far:
             self._channel.refuse(peer)
 
     def read(self, own: Buffer, wants: Wants, into: Places = ()) -> Read:
         parts = Parts(self, own, wants, into)
         compared, turn = self._compared, self._reads % 2
         # The first messages follow the comparison: a refusal may have to take their place.
-        pending = parts.exchange(self._far, self._far, self.scratch) if compared else []
+        pending = parts.exchange(self._node.far, self._node.far, self.scratch) if compared else []
         yield from self._enter()
         place = self._place(own)
         yield from self._publish(turn, place)
         if not compared:
-            pending = parts.exchange(self._far, self._far, self.scratch)
+            pending = parts.exchange(self._node.far, self._node.far, self.scratch)
         unmapped = self._find(parts, own, turn)
-        readers = [*self._neighbours] if place is None else []
+        readers = [*self._node.neighbours] if place is None else []
         pending += parts.exchange(readers, unmapped, self._copies.received)
         yield pending
         return parts.found
@@ -163,7 +160,7 @@ class NodeWire(Wire):
     def _find(self, parts: Parts, own: Buffer, turn: int) -> list[int]:
         """Find the neighbours' parts that this rank can map; return the other neighbours."""
         headers, unmapped, size = self._slot.headers(), [], own.itemsize
-        for peer, index in self._neighbours.items():
+        for peer, index in self._node.neighbours.items():
             lo, hi = parts.wanted(peer) or (0, 0)
             place = header.place(turn, headers[index])
             if place is None or lo == hi:
@@ -173,7 +170,10 @@ class NodeWire(Wire):
             else:
                 owner = 0 if place.shared else index
                 memory = self._node.view(owner, place.offset, hi * size)
-                parts.take(peer, memory[lo * size :].view(own.dtype))
+                part, into = memory[lo * size :].view(own.dtype), parts.place(peer)
+                if into is not None:
+                    into[...] = part
+                parts.found[peer] = part if into is None else into
         return unmapped
 
     def _is_at(self, array: Buffer | None, position: int) -> bool:
