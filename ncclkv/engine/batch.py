@@ -6,154 +6,21 @@ serves every later call with the same keys, shapes and dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ncclkv import concurrency
 from ncclkv.arrays.memory import identities, is_on_host
 from ncclkv.comm.diagnosis.call_log import LoggedKeys
-from ncclkv.engine.bucket_state import Array, BucketState, Slot
+from ncclkv.engine.bucket_push import Indices, as_range
 from ncclkv.engine.events import Events
 from ncclkv.engine.layout import Layout
+from ncclkv.engine.storage import Array, StoredBucket, StoredKey, StoredPush
+from ncclkv.engine.storages import STORAGES
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
-
-if TYPE_CHECKING:
-    from ncclkv.optimizer.scalar_rows import Pushed
-
-Indices = Sequence[int]
-"""Indices of arrays in the list of a call: a range if they are consecutive."""
-
-
-class BucketPush:
-    """The arrays of a push that belong to one bucket.
-
-    Parameters
-    ----------
-    slots : sequence of Slot
-        The keys pushed.
-    indices : mapping of key to sequence of int
-        The arrays of all keys of the push.
-    in_place : set of keys
-        Keys whose array is their own gradient, so that nothing is copied.
-    count : int
-        Number of arrays of the push.
-
-    Attributes
-    ----------
-    state : BucketState
-    keys : set of keys
-    nbytes : int
-        Bytes of their gradients.
-    in_place : list of Slot
-        Keys whose array is their own gradient.
-    several : list of (Slot, sequence of int)
-        Keys with several arrays, and the indices of the arrays.
-    """
-
-    # Few and small objects: a loop over keys finds none of them in the caches of the processor.
-    __slots__ = (
-        "_all",
-        "_gradient_table",
-        "_gradients",
-        "_indices",
-        "_slots",
-        "_weight_table",
-        "_weights",
-        "in_place",
-        "keys",
-        "nbytes",
-        "several",
-        "state",
-    )
-
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        indices: Mapping[Key, Indices],
-        in_place: Set[Key],
-        count: int,
-    ) -> None:
-        self.state = slots[0].state
-        self.keys = {slot.entry.key for slot in slots}
-        self.nbytes = sum(slot.gradient.nbytes for slot in slots)
-        self.in_place = [slot for slot in slots if slot.entry.key in in_place]
-        copied = [
-            (slot, indices[slot.entry.key]) for slot in slots if slot.entry.key not in in_place
-        ]
-        singles = [(slot, found) for slot, found in copied if len(found) == 1]
-        self.several = [(slot, found) for slot, found in copied if len(found) != 1]
-        self._indices = as_range([index for _, (index,) in singles])
-        self._all = len(singles) == count
-        self._slots = tuple(slot for slot, _ in singles)
-        self._gradients = tuple(slot.gradient for slot, _ in singles)
-        self._weights = tuple(slot.weight for slot, _ in singles)
-        # Results of `pack_all`, which takes them back at the next call.
-        self._gradient_table: Any = None
-        self._weight_table: Any = None
-
-    def pushed(self) -> Pushed:
-        """Return the bucket, the keys, and those of them that wait for an earlier launch."""
-        return self.state.bucket, self.keys, self.keys & self.state.waiting
-
-    def encodes_at_once(self, arrays: Sequence[Array]) -> bool:
-        """Return whether the launch of this push can encode its arrays where they are.
-
-        So it is if the keys of the bucket have one array each, and their reductions read it once.
-        """
-        state = self.state
-        if len(self._slots) != state.key_count or len(state.coded) != state.key_count:
-            return False
-        return all(array.flags.c_contiguous for array in select(arrays, self._indices)) and all(
-            each.reads_once for each in {*state.coded.values()}
-        )
-
-    @contextmanager
-    def lent(self, arrays: Sequence[Array]) -> Iterator[None]:
-        """Let launches in the block read the arrays in place of the gradients of the bucket."""
-        given = {
-            slot.entry.key: array.reshape(-1)
-            for slot, array in zip(self._slots, select(arrays, self._indices), strict=True)
-        }
-        spans = self.state.spans(self.keys)
-        for span in spans:
-            span.given = given
-        try:
-            yield
-        finally:
-            for span in spans:
-                span.given = None
-
-    def copy_in(
-        self,
-        arrays: Sequence[Array],
-        kernels: Kernels,
-        events: Events,
-        *,
-        to_weights: bool = False,
-    ) -> None:
-        """Write this rank's sum of each key's arrays to the key's gradient, or to its weights."""
-        state = self.state
-        begin = concurrency.perf_counter() if events.listeners else None
-        for slot, indices in self.several:
-            flat = slot.weight if to_weights else slot.gradient
-            several = select(arrays, indices)
-            kernels.combine(several, flat, slot.entry.spec.op)
-            if slot.entry.key in state.coded:
-                state.reductions.stage(slot.entry.key, several)
-        if self._all or self._indices:
-            values = arrays if self._all else select(arrays, self._indices)
-            if to_weights:
-                self._weight_table = kernels.pack_all(values, self._weights, self._weight_table)
-            else:
-                table = kernels.pack_all(values, self._gradients, self._gradient_table)
-                self._gradient_table = table
-        if begin is not None:
-            seconds = concurrency.perf_counter() - begin
-            events.emit("packed", state.bucket.index, self.keys, self.nbytes, seconds)
 
 
 @dataclass(eq=False, slots=True)
@@ -164,7 +31,7 @@ class Push:
     ----------
     indices : dict of key to sequence of int
         The keys in the order given, and the indices of their arrays.
-    parts : sequence of BucketPush
+    parts : sequence of StoredPush
         One for each bucket, in the order of buckets.
     logged : LoggedKeys
         The keys in the call log.
@@ -173,11 +40,11 @@ class Push:
     in_place : bool
         Whether an array is its own key's gradient.
     whole : bool
-        Whether the push contains every key of its buckets, and no array is in place.
+        Whether the push has every key of its buckets, to be copied straight to the weights.
     """
 
     indices: dict[Key, Indices]
-    parts: Sequence[BucketPush]
+    parts: Sequence[StoredPush]
     logged: LoggedKeys = field(default_factory=LoggedKeys)
     several: bool = field(init=False)
     in_place: bool = field(init=False)
@@ -186,9 +53,7 @@ class Push:
     def __post_init__(self) -> None:
         self.several = any(part.several for part in self.parts)
         self.in_place = any(part.in_place for part in self.parts)
-        self.whole = not self.in_place and all(
-            len(part.keys) == len(part.state.bucket.entries) for part in self.parts
-        )
+        self.whole = all(part.whole for part in self.parts)
 
     def check_free(self, *, missing_zeros: bool) -> None:
         """Refuse a push whose gradients are in use.
@@ -225,7 +90,7 @@ class BucketPull:
 
     Attributes
     ----------
-    state : BucketState or None
+    state : StoredBucket or None
     sources : sequence of ndarray, flat
     indices : sequence of int
         The arrays that the sources are written to.
@@ -233,7 +98,7 @@ class BucketPull:
         Cache of `Kernels.unpack_all`, passed back to it at the next call.
     """
 
-    state: BucketState | None
+    state: StoredBucket | None
     sources: Sequence[Array]
     indices: Indices
     table: Any = None
@@ -255,15 +120,15 @@ class Pull:
     ----------
     keys : sequence of keys
         The key of each array.
-    states : sequence of BucketState
+    states : sequence of StoredBucket
         The buckets that the pull flushes, in order.
     parts : sequence of BucketPull
         In the order of buckets.
     to_host : bool
         Whether an array is in host memory.
-    written : set of BucketState
+    written : set of StoredBucket
         The buckets in whose gradients arrays lie: arrays that `grad_view` returned.
-    before : sequence of BucketState
+    before : sequence of StoredBucket
         The buckets that must be complete before the first copy.  The copies of other buckets write
         their gradients, or no value is copied from them.
     logged : LoggedKeys
@@ -273,26 +138,13 @@ class Pull:
     """
 
     keys: Sequence[Key]
-    states: Sequence[BucketState]
+    states: Sequence[StoredBucket]
     parts: Sequence[BucketPull]
     to_host: bool
-    written: Set[BucketState]
-    before: Sequence[BucketState]
+    written: Set[StoredBucket]
+    before: Sequence[StoredBucket]
     logged: LoggedKeys = field(default_factory=LoggedKeys)
     observed: Sequence[Any] = ()
-
-
-def select(arrays: Sequence[Array], indices: Indices) -> Sequence[Array]:
-    """Return the arrays with the given indices."""
-    if isinstance(indices, range):
-        return arrays[indices.start : indices.stop]
-    return [arrays[index] for index in indices]
-
-
-def as_range(indices: list[int]) -> Indices:
-    """Return consecutive indices as a range, which `select` takes as one slice; others as given."""
-    block = range(indices[0], indices[0] + len(indices)) if indices else range(0)
-    return block if indices == list(block) else indices
 
 
 def plan_push(
@@ -307,7 +159,7 @@ def plan_push(
         All arrays as a list, in the order of the keys.  An array that lies in a bucket is copied,
         unless it is its own key's gradient: the push could overwrite it before reading it.
     """
-    buckets: dict[int, list[Slot]] = {}
+    buckets: dict[int, list[StoredKey]] = {}
     indices: dict[Key, Indices] = {}
     in_place: set[Key] = set()
     # Before the look at the memory of the buckets: the first slot makes them.
@@ -326,7 +178,8 @@ def plan_push(
                     listed[index] = kernels.copy(listed[index])
         start += len(arrays)
     parts = tuple(
-        BucketPush(buckets[number], indices, in_place, len(listed)) for number in sorted(buckets)
+        STORAGES[found[0].state.bucket.storage].push(found, indices, in_place, len(listed))
+        for _, found in sorted(buckets.items())
     )
     return Push(indices, parts), listed
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.arrays.memory import FEW, address, addresses
-from ncclkv.engine.bucket_state import Array, BucketState
+from ncclkv.engine.storage import Array, StoredBucket
 
 _FEW = 64
 """Number of ranges up to which insertion into a sorted list is faster than sorting it."""
@@ -18,18 +18,18 @@ _FEW = 64
 class BucketMemory:
     """Index of the buckets' memory by address."""
 
-    def __init__(self, states: Iterable[BucketState]) -> None:
+    def __init__(self, states: Iterable[StoredBucket]) -> None:
         self._starts: list[int] = []
         self._bounds: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
-        self._ranges: dict[int, tuple[int, BucketState, bool]] = {}
+        self._ranges: dict[int, tuple[int, StoredBucket, bool]] = {}
         self.add(states)
 
-    def add(self, states: Iterable[BucketState]) -> None:
+    def add(self, states: Iterable[StoredBucket]) -> None:
         """Add buckets; a few are inserted without a look at the others."""
         new = {
             address(memory): (address(memory) + memory.nbytes, state, memory is state.weights)
             for state in states
-            for memory in (state.gradients, state.weights)
+            for memory in (*state.lent_memory, state.weights)
             if memory.nbytes  # the address of an empty array may be another array's
         }
         if len(new) <= _FEW:
@@ -40,7 +40,7 @@ class BucketMemory:
         self._ranges.update(new)
         self._bounds = None
 
-    def find(self, array: Array) -> tuple[BucketState, bool] | None:
+    def find(self, array: Array) -> tuple[StoredBucket, bool] | None:
         """Return the bucket that the array lies in, and whether in its weights; else None."""
         start = address(array)
         nearest = bisect.bisect_right(self._starts, start) - 1
@@ -49,7 +49,7 @@ class BucketMemory:
         end, state, in_weights = self._ranges[self._starts[nearest]]
         return (state, in_weights) if start < end else None
 
-    def find_all(self, arrays: Sequence[Array]) -> list[tuple[BucketState, bool] | None]:
+    def find_all(self, arrays: Sequence[Array]) -> list[tuple[StoredBucket, bool] | None]:
         """Return the result of `find` for each array."""
         # For a few arrays the calls of NumPy take longer.
         begins = addresses(arrays) if len(arrays) > FEW else None

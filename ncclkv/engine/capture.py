@@ -9,8 +9,8 @@ import numpy as np
 
 from ncclkv.arrays import cupy
 from ncclkv.comm.base import Graph
-from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.codec_rules import CodecRule
+from ncclkv.engine.storage import Array, StoredBucket
 from ncclkv.engine.update_rule import Rule
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
@@ -25,7 +25,7 @@ class Recorder:
         The kernels of the store.
     rule : Rule
         The update rule in force, which must be in force at each replay, too.
-    states : sequence of BucketState
+    states : sequence of StoredBucket
         All buckets of the store.
     codecs : sequence of CodecRule
         The rules of compression in force, which must be in force at each replay, too.
@@ -44,7 +44,7 @@ class Recorder:
         self,
         kernels: Kernels,
         rule: Rule,
-        states: Sequence[BucketState],
+        states: Sequence[StoredBucket],
         codecs: Sequence[CodecRule],
     ) -> None:
         self._rule = rule
@@ -56,18 +56,18 @@ class Recorder:
         self.updates = rule.captured(states, self.kernels)
         self.graph: Graph | None = None
         self._step = rule.step()
-        self._states: dict[int, BucketState] = {}
+        self._states: dict[int, StoredBucket] = {}
 
     @property
-    def states(self) -> list[BucketState]:
+    def states(self) -> list[StoredBucket]:
         """The buckets of the step, in order."""
         return [self._states[index] for index in sorted(self._states)]
 
-    def include(self, state: BucketState) -> None:
+    def include(self, state: StoredBucket) -> None:
         """Add a bucket that the step writes or reads."""
         self._states[state.bucket.index] = state
 
-    def check_launch(self, state: BucketState) -> None:
+    def check_launch(self, state: StoredBucket) -> None:
         """Refuse the first launch of a bucket, and a launch under another step of the optimizer."""
         if not state.launched:
             raise UsageError(

@@ -8,13 +8,13 @@ waits, and copies the weights out.  Nothing here depends on time or on the order
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ncclkv.arrays.writes import before_write
 from ncclkv.comm.base import Communicator
-from ncclkv.engine.batch import BucketPush, Pull, Push, plan_pull, plan_push, select
-from ncclkv.engine.bucket_state import Array, BucketState
+from ncclkv.engine.batch import Pull, Push, plan_pull, plan_push
+from ncclkv.engine.bucket_push import select
 from ncclkv.engine.capture import Recorder
 from ncclkv.engine.codec_rules import CodecRule
 from ncclkv.engine.events import Events
@@ -26,7 +26,10 @@ from ncclkv.engine.norm_flush import NormFlush
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.reducer import Reducer
 from ncclkv.engine.reductions import Reductions
-from ncclkv.engine.update_rule import Rule, Updates
+from ncclkv.engine.storage import Array, StoredBucket, StoredKey, StoredPush
+from ncclkv.engine.storages import rules_of
+from ncclkv.engine.update_rule import Rule
+from ncclkv.engine.updates import Updates
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
@@ -116,6 +119,10 @@ class Engine:
         """The update rule in force."""
         return self.updates.rule
 
+    def rule_of(self, slot: StoredKey) -> Rule:
+        """Return the update rule of a key, which its storage chooses."""
+        return self.updates.of(slot.state)
+
     @property
     def skipped(self) -> int:
         """Number of flushes skipped because of NaN or infinity."""
@@ -162,10 +169,8 @@ class Engine:
                 key=key,
             )
         self._claim(slot.state)
-        slot.lent = slot.state.viewed = True
         # A new view each time: the caller may change its shape.
-        view: Array = slot.gradient_view.view()
-        return view
+        return slot.lend_gradient()
 
     def current(self, key: Key) -> Array:
         """Return a key's value as of the last flush, in the key's shape; callers only read it."""
@@ -186,14 +191,15 @@ class Engine:
             if key in self.layout:
                 slot = self.layout[key]
                 self.kernels.pack(value, slot.weight)
-                (self.rule.reset if reset_states else self.rule.follow)(slot)
+                rule = self.rule_of(slot)
+                (rule.reset if reset_states else rule.follow)(slot)
             else:
                 self.layout.pending[key] = value
             if reset_states:
                 self.reductions.reset(key)
         self.rule.counts_set()
 
-    def _claim(self, state: BucketState) -> None:
+    def _claim(self, state: StoredBucket) -> None:
         """Wait for the collectives of a bucket that a call is about to write or read."""
         if self.recorder is not None:
             self.recorder.include(state)
@@ -221,11 +227,12 @@ class Engine:
         if rule.by_key:
             # A function may write to the weights at any time, also outside a reduction.
             self.layout.unshare_weights()
-        states, loads = self.layout.states, [0] * self._comm.size
+        states, loads, rules = self.layout.states, [0] * self._comm.size, rules_of(rule)
         plan = updates.plan([state.bucket for state in states], loads, rule)
         for state, to in zip(states, plan, strict=True):
-            updates.allocate(state, rule, to)
-        self.epoch = updates.rule = rule
+            updates.allocate(state, rules, to)
+        updates.put(rules)
+        self.epoch = rule
         self.layout.loads = loads
         self.policy = self._own_policy()
         for state, to in zip(states, plan, strict=True):
@@ -261,7 +268,7 @@ class Engine:
         if self.policy.allows_missing:
             # Ranks may push different keys: the flush counts the updates, equally on all ranks.
             return self.updates.rule.step()
-        return self.updates.rule.step(map(BucketPush.pushed, push.parts))
+        return self.updates.rule.step(map(StoredPush.pushed, push.parts))
 
     def pack_and_launch(self, push: Push, arrays: Sequence[Array], step: Any) -> None:
         """Pack a push into its buckets, and launch the buckets that the policy selects.
@@ -292,8 +299,9 @@ class Engine:
                 policy.make_room(state)
         # Each bucket is launched before the next is packed: the collective overlaps the packing.
         for part in push.parts:
-            if part.state.coded and self._encodes_at_once and part.encodes_at_once(arrays):
-                self._encode(part, arrays, step)
+            lent = part.lend(arrays) if part.state.coded and self._encodes_at_once else None
+            if lent is not None:
+                self._encode(part, lent, step)
                 continue
             self._pack(part, arrays, step)
             self.updates.applying = True
@@ -331,7 +339,7 @@ class Engine:
             self.drop(push.indices)
             raise
 
-    def _pack(self, part: BucketPush, arrays: Sequence[Array], step: Any) -> None:
+    def _pack(self, part: StoredPush, arrays: Sequence[Array], step: Any) -> None:
         """Write the sums of one bucket's keys to their gradients, under an optimizer's step."""
         state = part.state
         if self.recorder is not None:
@@ -341,13 +349,13 @@ class Engine:
         part.copy_in(arrays, self.kernels, self.events)
         state.push(part.keys, step)
 
-    def _encode(self, part: BucketPush, arrays: Sequence[Array], step: Any) -> None:
+    def _encode(self, part: StoredPush, lent: AbstractContextManager[None], step: Any) -> None:
         """Launch a push whose arrays are encoded where they are, without a copy of them."""
         state = part.state
         state.complete()
         state.push(part.keys, step)
         self.updates.applying = True
-        with part.lent(arrays):
+        with lent:
             self.policy.packed(state)
 
     def step_of(self, keys: Iterable[Key], *, packed: bool) -> Any:
@@ -384,7 +392,7 @@ class Engine:
         if self.updates.rule.by_key:
             self.policy.update_by_key(keys)
 
-    def launch_packed(self, state: BucketState, step: Any, *, last: bool = False) -> None:
+    def launch_packed(self, state: StoredBucket, step: Any, *, last: bool = False) -> None:
         """Launch a bucket, packed under an optimizer's step, if the policy selects it.
 
         `last` means that the bucket gets no further push before it is launched.
@@ -406,13 +414,13 @@ class Engine:
         """Reduce all pushed keys, and wait for the sums; collective."""
         self.policy.flush()
 
-    def settle(self, states: Sequence[BucketState] | None = None) -> None:
+    def settle(self, states: Sequence[StoredBucket] | None = None) -> None:
         """Bring the values of some buckets, or of all, up to date on every rank; collective."""
         states = self.layout.states if states is None else states
         self.policy.prepare_read(states)
         self._reducer.complete(states)
 
-    def wait(self, states: Sequence[BucketState] | None = None) -> None:
+    def wait(self, states: Sequence[StoredBucket] | None = None) -> None:
         """Settle buckets, and block the host until their work is done; collective.
 
         Raises

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ncclkv.engine.bucket_state import BucketState
 from ncclkv.engine.reducer import Reducer
+from ncclkv.engine.storage import StoredBucket
 from ncclkv.table.registry import Key
 
 
@@ -45,16 +45,16 @@ class FlushPolicy:
         if any(state.step != step for state in waiting):
             self.flush()
 
-    def make_room(self, state: BucketState) -> None:
+    def make_room(self, state: StoredBucket) -> None:
         """Launch the pushes waiting in a bucket, so that a push that conflicts can be packed."""
         self.flush()
 
-    def packed(self, state: BucketState, *, last: bool = False) -> None:
+    def packed(self, state: StoredBucket, *, last: bool = False) -> None:
         """Launch a bucket into which a push has been packed, if the bucket is ready.
 
         Parameters
         ----------
-        state : BucketState
+        state : StoredBucket
         last : bool
             Whether the bucket gets no further push before it is launched, even if it is not full.
         """
@@ -66,7 +66,7 @@ class FlushPolicy:
         """Reduce all that was pushed, and wait for it."""
         self.prepare_read(())
 
-    def prepare_read(self, states: Sequence[BucketState]) -> None:
+    def prepare_read(self, states: Sequence[StoredBucket]) -> None:
         """Launch all collectives that a read of `states` needs; the read may wait for them."""
 
     def share_failure(self) -> None:
@@ -83,10 +83,10 @@ class EagerFlush(FlushPolicy):
     flushes_everything = False
     launches_full = True
 
-    def make_room(self, state: BucketState) -> None:
+    def make_room(self, state: StoredBucket) -> None:
         self._reducer.launch(state)
 
-    def packed(self, state: BucketState, *, last: bool = False) -> None:
+    def packed(self, state: StoredBucket, *, last: bool = False) -> None:
         if last or len(state.waiting) == state.key_count or self._updates.rule.by_key:
             self._reducer.launch(state)
 
@@ -99,7 +99,7 @@ class EagerFlush(FlushPolicy):
             self._reducer.launch(state)
         self._reducer.complete(self._layout.states)
 
-    def prepare_read(self, states: Sequence[BucketState]) -> None:
+    def prepare_read(self, states: Sequence[StoredBucket]) -> None:
         for state in states:
             if state.waiting:
                 self._reducer.launch(state)

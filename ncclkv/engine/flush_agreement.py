@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ncclkv.comm.diagnosis.reports import format_ranks
-from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.flush import FlushPolicy
 from ncclkv.engine.nonfinite import NonfiniteReport
 from ncclkv.engine.reducer import Reducer
 from ncclkv.engine.reduction import Senders
+from ncclkv.engine.storage import Array, StoredBucket
 from ncclkv.errors import OrderMismatch
 from ncclkv.table.registry import Key
 
@@ -94,7 +94,7 @@ class AgreedFlush(FlushPolicy):
         if not self.allows_missing:
             self.flush()
 
-    def prepare_read(self, states: Sequence[BucketState]) -> None:
+    def prepare_read(self, states: Sequence[StoredBucket]) -> None:
         self._flush(states)
 
     def share_failure(self) -> None:
@@ -108,7 +108,7 @@ class AgreedFlush(FlushPolicy):
         while self._flush(wanted, part):
             wanted, part = [], Part.DRAINED
 
-    def _flush(self, wanted: Sequence[BucketState], part: Part = Part.PUSHES) -> int:
+    def _flush(self, wanted: Sequence[StoredBucket], part: Part = Part.PUSHES) -> int:
         """Exchange contributions, reduce the keys pushed, and publish the buckets that ranks read.
 
         Returns
@@ -186,11 +186,11 @@ class AgreedFlush(FlushPolicy):
         self._reducer.finish(self._layout.states)
         if self._updates.rule.by_key:
             self._reducer.update_keys(senders)
-        for slot, copy in lent:
-            self._kernels.pack(copy, slot.gradient)
+        for gradient, copy in lent:
+            self._kernels.pack(copy, gradient)
         self._comm.keep_alive(*(copy for _, copy in lent))
 
-    def _contribution(self, wanted: Sequence[BucketState], part: Part) -> Contribution:
+    def _contribution(self, wanted: Sequence[StoredBucket], part: Part) -> Contribution:
         """Return this rank's message; `wanted` are the buckets that it will read."""
         registry, report = self._layout.registry, self._report
         waiting = [state for state in self._layout.states if state.waiting]
@@ -206,15 +206,16 @@ class AgreedFlush(FlushPolicy):
             self._updates.failure,
         )
 
-    def _nonfinite_keys(self, state: BucketState) -> list[Key]:
+    def _nonfinite_keys(self, state: StoredBucket) -> list[Key]:
         """Return the pushed keys of a bucket whose gradients hold NaN or infinity."""
         # A neutral element of max or min is infinite, and no number of the program's.
-        if not any(self._find_nonfinite([span.gradients for span in state.own_spans()])):
+        if not any(self._find_nonfinite(state.own_arrays())):
             return []
         own = state.own
         keys = [entry.key for entry in state.bucket.entries if entry.key in own]
-        found = self._find_nonfinite([self._layout[key].gradient for key in keys])
-        return [key for key, nonfinite in zip(keys, found, strict=True) if nonfinite]
+        pairs = [(key, array) for key in keys for array in self._layout[key].pushed_arrays()]
+        found = self._find_nonfinite([array for _, array in pairs])
+        return [key for (key, _), nonfinite in zip(pairs, found, strict=True) if nonfinite]
 
     def _find_nonfinite(self, arrays: Sequence[Array]) -> list[int]:
         """Return 1 for each array that holds NaN or infinity, else 0."""
@@ -252,20 +253,20 @@ class AgreedFlush(FlushPolicy):
             senders[spec.key] = frozenset(having) if counted else active
         return senders
 
-    def _fill_missing(self, keys: Iterable[Key]) -> list[tuple[Slot, Array]]:
+    def _fill_missing(self, keys: Iterable[Key]) -> list[tuple[Array, Array]]:
         """Fill each gradient that this rank has not pushed with the neutral element of its op.
 
         Returns
         -------
-        list of (Slot, ndarray)
-            Filled slots of which the user holds a view, and copies of their gradients.
+        list of (ndarray, ndarray)
+            Filled gradients of which the user holds a view, and copies of them.
         """
         lent = []
         for key in keys:
             slot = self._layout[key]
             if key not in slot.state.waiting:
-                if slot.lent:
-                    slot.state.complete()
-                    lent.append((slot, self._kernels.copy(slot.gradient)))
+                copied = slot.copy_lent(self._kernels)
+                if copied is not None:
+                    lent.append(copied)
                 slot.push_neutral(self._kernels)
         return lent

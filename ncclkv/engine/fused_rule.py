@@ -9,14 +9,15 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ncclkv.arrays.dtypes import real_numbers
 from ncclkv.comm.destinations import To
 from ncclkv.comm.types import Apply
-from ncclkv.engine.bucket_state import Array, BucketState, Slot
+from ncclkv.engine.bucket_state import BucketState
 from ncclkv.engine.norms import NormLaunch, norm_updates
 from ncclkv.engine.reduction import Span
+from ncclkv.engine.storage import Array, StoredBucket, StoredKey
 from ncclkv.engine.update_rule import Rule
 from ncclkv.kernels.base import Kernels
 from ncclkv.optimizer.base import MASTER, Optimizer
@@ -100,14 +101,14 @@ class FusedRule(Rule):
         self.source.check_weights(spec.key, spec.dtype)
 
     def continued_by(
-        self, optimizer: Optimizer, buckets: Sequence[BucketState]
+        self, optimizer: Optimizer, buckets: Sequence[StoredBucket]
     ) -> FusedRule | None:
         """Return a rule of another optimizer with these states and counts.
 
         Parameters
         ----------
         optimizer : Optimizer
-        buckets : sequence of BucketState
+        buckets : sequence of StoredBucket
             All buckets of the store.
 
         Returns
@@ -194,7 +195,7 @@ class FusedRule(Rule):
 
     # States
 
-    def allocate(self, state: BucketState, to: To) -> None:
+    def allocate(self, state: StoredBucket, to: To) -> None:
         if state.bucket.index in self._inherited:
             return
         dtype = state.bucket.dtype
@@ -204,16 +205,17 @@ class FusedRule(Rule):
             for each in declared
         }
         lo, hi = state.part(to)
+        gradients = cast(BucketState, state).gradients  # another storage has a rule of its own
         kept = dict(states)
         master = kept.pop(MASTER.name, None) if self.source.multi_precision else None
-        weights, gradients = map(real_numbers, (state.weights[lo:hi], state.gradients[lo:hi]))
+        weights, gradients = map(real_numbers, (state.weights[lo:hi], gradients[lo:hi]))
         updated = weights, gradients, tuple(map(real_numbers, kept.values()))
         self._parts[state.bucket.index] = _Part(lo, hi, states, updated, master)
         for each in declared:
             if each.init == "weights":
                 self._kernels.unpack(state.weights[lo:hi], states[each.name])
 
-    def reset(self, slot: Slot) -> None:
+    def reset(self, slot: StoredKey) -> None:
         states = self.states(slot)
         lo, hi = self.part(slot)
         for each in self.source.states_for(slot.entry.spec.dtype) if states else ():
@@ -223,13 +225,13 @@ class FusedRule(Rule):
                 states[each.name][...] = 0
         self.set_count(slot, 0)
 
-    def follow(self, slot: Slot) -> None:
+    def follow(self, slot: StoredKey) -> None:
         lo, hi = self.part(slot)
         master = self.states(slot).get(MASTER.name)
         if master is not None:
             self._kernels.unpack(slot.weight[lo:hi], master)
 
-    def states(self, slot: Slot) -> dict[str, Array]:
+    def states(self, slot: StoredKey) -> dict[str, Array]:
         part = self._parts.get(slot.state.bucket.index)
         if part is None:
             return {}
@@ -239,18 +241,18 @@ class FusedRule(Rule):
         first = slot.entry.lo - part.lo
         return {name: state[first + lo : first + hi] for name, state in part.states.items()}
 
-    def part(self, slot: Slot) -> Range:
+    def part(self, slot: StoredKey) -> Range:
         part = self._parts.get(slot.state.bucket.index)
         return super().part(slot) if part is None else part.of(slot.entry)
 
-    def state_bytes(self, state: BucketState) -> int:
+    def state_bytes(self, state: StoredBucket) -> int:
         part = self._parts.get(state.bucket.index)
         return 0 if part is None else sum(each.nbytes for each in part.states.values())
 
-    def count(self, slot: Slot) -> int:
+    def count(self, slot: StoredKey) -> int:
         return self.counts.count(slot.state.bucket, slot.entry.key)
 
-    def set_count(self, slot: Slot, count: int) -> None:
+    def set_count(self, slot: StoredKey, count: int) -> None:
         self.counts.set(slot.state.bucket, slot.entry.key, count)
 
     def replace_buckets(self, old: Sequence[Bucket], new: Sequence[Bucket]) -> None:
@@ -271,7 +273,7 @@ class FusedRule(Rule):
             self.recording.add(bucket, keys)
 
     def target(
-        self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
+        self, state: StoredBucket, spans: Sequence[Span], skip_flag: Array | None
     ) -> list[tuple[Array, Apply | None]]:
         bucket, kernels = state.bucket, self._kernels
         part = self._parts[bucket.index]
@@ -302,7 +304,7 @@ class FusedRule(Rule):
 
     # Captures
 
-    def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates:
+    def captured(self, states: Sequence[StoredBucket], kernels: Kernels) -> CapturedUpdates:
         origins = {index: part.lo for index, part in self._parts.items()}
         parts = [(state.bucket, origins.get(state.bucket.index, 0)) for state in states]
         counted = self.source.counted or self.source.lr_scheduler is not None

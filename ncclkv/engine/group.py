@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ncclkv.engine.batch import Pull, Push, select
-from ncclkv.engine.bucket_state import Array
+from ncclkv.engine.batch import Pull, Push
+from ncclkv.engine.bucket_push import select
 from ncclkv.engine.engine import Engine
+from ncclkv.engine.storage import Array
 from ncclkv.errors import UsageError
 from ncclkv.table.registry import Key
 
@@ -52,7 +53,9 @@ class Group:
         push.check_free(missing_zeros=engine.missing_zeros)
         copies = {key: [copy(array) for array in several] for key, several in values.items()}
         for key in repeated - self._copies.keys():
-            copies[key].insert(0, copy(engine.layout[key].gradient_view))
+            slot = engine.layout[key]
+            shape = slot.entry.spec.shape
+            copies[key][:0] = [copy(each.reshape(shape)) for each in slot.pushed_arrays()]
         engine.stage(push, arrays)
         # Recorded last: a push that lacks memory adds nothing to the block.
         for key, made in copies.items():

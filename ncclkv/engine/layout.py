@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.destinations import To
 from ncclkv.engine.bucket_memory import BucketMemory
-from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.reductions import Reductions
-from ncclkv.errors import NotSupported, UsageError
+from ncclkv.engine.storage import Array, StoredBucket, StoredKey
+from ncclkv.engine.storages import STORAGES, storage_of
+from ncclkv.errors import UsageError
 from ncclkv.table.bucket import Bucket, make_buckets
 from ncclkv.table.cost import Sizing
-from ncclkv.table.registry import DENSE, Key, KeySpec, Registry
+from ncclkv.table.registry import Key, KeySpec, Registry
 
 
 class Layout:
@@ -43,7 +44,7 @@ class Layout:
     Attributes
     ----------
     registry : Registry
-    states : list of BucketState
+    states : list of StoredBucket
         All buckets, in order.
     reductions : Reductions
         As the parameter.
@@ -71,14 +72,14 @@ class Layout:
         comm: Communicator,
         sizing: Sizing,
         plan: Callable[[Sequence[Bucket], list[int]], Sequence[To]],
-        allocate: Callable[[BucketState], object],
+        allocate: Callable[[StoredBucket], object],
         reductions: Reductions,
         *,
         share_weights: bool,
         multiple: int = 1,
     ) -> None:
         self.registry = Registry()
-        self.states: list[BucketState] = []
+        self.states: list[StoredBucket] = []
         self.sizing = sizing
         self.share_weights = share_weights
         self.multiple = multiple
@@ -91,8 +92,8 @@ class Layout:
         self._plan = plan
         self._allocate = allocate
         self.reductions = reductions
-        self._slots: dict[Key, Slot] = {}
-        self._by_index: dict[int, BucketState] = {}
+        self._slots: dict[Key, StoredKey] = {}
+        self._by_index: dict[int, StoredBucket] = {}
         self._next = 0
         self._memory = BucketMemory(())
 
@@ -126,7 +127,7 @@ class Layout:
 
     def _allocated(
         self, buckets: Sequence[Bucket], plan: Sequence[To], values: Mapping[Key, Array]
-    ) -> dict[Key, Slot]:
+    ) -> dict[Key, StoredKey]:
         """Return the slots of new buckets, which have these values and their optimizer states.
 
         Nothing is recorded before all is allocated: a MemoryError leaves the layout unchanged.
@@ -134,7 +135,9 @@ class Layout:
         with self._comm.rolling_back_node_shared():
             states = [self._state(bucket, to) for bucket, to in zip(buckets, plan, strict=True)]
             slots = {
-                entry.key: Slot(state, entry) for state in states for entry in state.bucket.entries
+                entry.key: STORAGES[state.bucket.storage].key(state, entry)
+                for state in states
+                for entry in state.bucket.entries
             }
             for key, slot in slots.items() if self.has_values else ():
                 self._comm.kernels.pack(values[key], slot.weight)
@@ -143,7 +146,7 @@ class Layout:
             self._comm.keep_alive(*values.values())
         return slots
 
-    def _record(self, slots: Mapping[Key, Slot]) -> None:
+    def _record(self, slots: Mapping[Key, StoredKey]) -> None:
         """Add the buckets of new slots."""
         states = {slot.state.bucket.index: slot.state for slot in slots.values()}
         self._memory.add(states.values())
@@ -153,8 +156,8 @@ class Layout:
         self._slots.update(slots)
 
     def replace_buckets(
-        self, old: Sequence[BucketState], buckets: Sequence[Bucket]
-    ) -> dict[Key, Slot]:
+        self, old: Sequence[StoredBucket], buckets: Sequence[Bucket]
+    ) -> dict[Key, StoredKey]:
         """Move all keys of some buckets to new buckets, and return their slots there."""
         moved = [entry.key for state in old for entry in state.bucket.entries]
         values = {key: self._slots[key].weight for key in moved}
@@ -167,7 +170,7 @@ class Layout:
         self.merges += 1
         return slots
 
-    def numbered(self, index: int) -> BucketState:
+    def numbered(self, index: int) -> StoredBucket:
         """Return the bucket with a number."""
         return self._by_index[index]
 
@@ -200,13 +203,9 @@ class Layout:
             # Ranks share memory: no first value may be written after the values written next.
             self._comm.control.barrier(verb)
 
-    def _state(self, bucket: Bucket, to: To) -> BucketState:
+    def _state(self, bucket: Bucket, to: To) -> StoredBucket:
         """Return the memory of a new bucket, by the storage of its keys."""
-        if bucket.storage != DENSE:
-            raise NotSupported(
-                f"storage {bucket.storage!r} of keys is not in this version; use {DENSE!r}"
-            )
-        return BucketState(
+        return storage_of(bucket.storage).bucket(
             bucket,
             self._comm,
             self.reductions,
@@ -228,30 +227,30 @@ class Layout:
         """Return whether a key has a slot."""
         return key in self._slots
 
-    def __getitem__(self, key: Key) -> Slot:
+    def __getitem__(self, key: Key) -> StoredKey:
         """Return a key's slot; the first call for a pending key seals the layout."""
         if key not in self._slots:
             self.registry[key]
             self.seal()
         return self._slots[key]
 
-    def source(self, key: Key) -> tuple[BucketState | None, Array]:
+    def source(self, key: Key) -> tuple[StoredBucket | None, Array]:
         """Return a key's bucket and its flat value; the bucket is None until the key has a slot."""
         if key in self.pending:
             return None, self.pending[key].reshape(-1)
         slot = self[key]
         return slot.state, slot.weight
 
-    def buckets(self, keys: Iterable[Key]) -> list[BucketState]:
+    def buckets(self, keys: Iterable[Key]) -> list[StoredBucket]:
         """Return the buckets of `keys`, each once, in order; pending keys are left out."""
         indices = {self._slots[key].state.bucket.index for key in keys if key in self._slots}
         return [self._by_index[index] for index in sorted(indices)]
 
-    def bucket_of(self, array: Array) -> tuple[BucketState, bool] | None:
+    def bucket_of(self, array: Array) -> tuple[StoredBucket, bool] | None:
         """Return the bucket that an array lies in, and whether in its weights; else None."""
         return self._memory.find(array)
 
-    def buckets_of_all(self, arrays: Sequence[Array]) -> list[tuple[BucketState, bool] | None]:
+    def buckets_of_all(self, arrays: Sequence[Array]) -> list[tuple[StoredBucket, bool] | None]:
         """Return the result of `bucket_of` for each array."""
         return self._memory.find_all(arrays)
 

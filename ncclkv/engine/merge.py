@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclkv.comm.base import Communicator
-from ncclkv.engine.bucket_state import SHARED_FROM_BYTES, BucketState, Slot
+from ncclkv.engine.bucket_state import SHARED_FROM_BYTES
 from ncclkv.engine.engine import Engine
 from ncclkv.engine.layout import Layout
-from ncclkv.engine.update_rule import Updates
+from ncclkv.engine.storage import StoredBucket, StoredKey
+from ncclkv.engine.updates import Updates
 from ncclkv.table.bucket import Bucket
 
 
@@ -73,7 +74,9 @@ def _can_merge(comm: Communicator, updates: Updates) -> bool:
     return comm.blocks and not in_place and (rule.replaces or not updates.placement.divides)
 
 
-def _plan(layout: Layout, states: Sequence[BucketState]) -> tuple[list[BucketState], list[Bucket]]:
+def _plan(
+    layout: Layout, states: Sequence[StoredBucket]
+) -> tuple[list[StoredBucket], list[Bucket]]:
     """Return the buckets to merge, and the buckets that their keys would share."""
     specs = [entry.spec for state in states for entry in state.bucket.entries]
     planned = layout.buckets_of(sorted(specs, key=lambda spec: spec.index))
@@ -92,7 +95,7 @@ def _plan(layout: Layout, states: Sequence[BucketState]) -> tuple[list[BucketSta
     return (old, new) if len(new) < len(old) else ([], [])
 
 
-def _move(before: Slot, after: Slot, updates: Updates) -> None:
+def _move(before: StoredKey, after: StoredKey, updates: Updates) -> None:
     """Copy the optimizer's states of a key to its new bucket; the value is there already."""
     found = updates.rule.states(before)
     for name, state in updates.rule.states(after).items():

@@ -17,9 +17,9 @@ import numpy as np
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis.reports import format_ranks
-from ncclkv.engine.bucket_state import BucketState
 from ncclkv.engine.flush import FlushPolicy
 from ncclkv.engine.reducer import Reducer
+from ncclkv.engine.storage import StoredBucket
 from ncclkv.errors import NonFinite
 from ncclkv.table.registry import Registry
 
@@ -103,7 +103,7 @@ class DeviceCheckedFlush(FlushPolicy):
         self._skipped = kernels.zeros(1, _INT32)
         self._keys = kernels.zeros(0, _INT32)
 
-    def prepare_read(self, states: Sequence[BucketState]) -> None:
+    def prepare_read(self, states: Sequence[StoredBucket]) -> None:
         pushed = [state for state in self._layout.states if state.waiting]
         if pushed:
             self._find_nonfinite(pushed)
@@ -117,7 +117,7 @@ class DeviceCheckedFlush(FlushPolicy):
         self._reducer.finish(self._layout.states)
         self._reducer.publish(states)
 
-    def _find_nonfinite(self, states: Sequence[BucketState]) -> None:
+    def _find_nonfinite(self, states: Sequence[StoredBucket]) -> None:
         """Set the skip flag on all ranks if a gradient pushed on any rank is not finite."""
         kernels, registry = self._kernels, self._layout.registry
         if self._keys.size < len(registry):
@@ -130,11 +130,12 @@ class DeviceCheckedFlush(FlushPolicy):
         kernels.fill(self._skip_flag, 0)
         for state in states:
             # A neutral element of max or min is infinite, and no number of the program's.
-            for span in state.own_spans():
-                kernels.find_nonfinite(span.gradients, self._skip_flag)
+            for array in state.own_arrays():
+                kernels.find_nonfinite(array, self._skip_flag)
             for key in state.own:
                 index = registry[key].index
-                kernels.find_nonfinite(self._layout[key].gradient, self._keys[index : index + 1])
+                for array in self._layout[key].pushed_arrays():
+                    kernels.find_nonfinite(array, self._keys[index : index + 1])
         work = self._comm.allreduce(self._skip_flag, self._skip_flag, "max")
         work.label = "the check for NaN and infinity"
         work.wait()

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ncclkv.engine.bucket_state import BucketState
 from ncclkv.engine.flush import EagerFlush
+from ncclkv.engine.storage import StoredBucket
 
 
 class NormFlush(EagerFlush):
@@ -24,23 +24,23 @@ class NormFlush(EagerFlush):
     keys that were pushed.
     """
 
-    def packed(self, state: BucketState, *, last: bool = False) -> None:
+    def packed(self, state: StoredBucket, *, last: bool = False) -> None:
         # Also for the last push of a block: the update of a part would be made before a push of
         # another part.  So the layout of buckets would decide which keys have one norm.
         super().packed(state)
 
-    def make_room(self, state: BucketState) -> None:
+    def make_room(self, state: StoredBucket) -> None:
         self._finish([state])
 
     def flush(self) -> None:
         self._finish(self._layout.states)
 
-    def prepare_read(self, states: Sequence[BucketState]) -> None:
+    def prepare_read(self, states: Sequence[StoredBucket]) -> None:
         self._finish(states)
         if not self._updates.placement.replicated:
             self._reducer.publish(states)
 
-    def _finish(self, states: Sequence[BucketState]) -> None:
+    def _finish(self, states: Sequence[StoredBucket]) -> None:
         """Reduce and update what was pushed into buckets."""
         norms = self._updates.rule.norms
         if norms is not None and norms.clips:

@@ -35,8 +35,8 @@ import numpy as np
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Apply
-from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.reduction import Span
+from ncclkv.engine.storage import Array, StoredBucket
 from ncclkv.kernels.base import Kernels, Measured, Segments
 from ncclkv.kernels.programs import PROGRAMS
 from ncclkv.optimizer.base import Optimizer
@@ -60,7 +60,7 @@ class NormLaunch:
 
     Attributes
     ----------
-    state : BucketState
+    state : StoredBucket
     spans : sequence of Span
         The ranges that are reduced.
     first : int
@@ -76,7 +76,7 @@ class NormLaunch:
         Elements that this rank updates, as far as their sums have arrived.
     """
 
-    state: BucketState
+    state: StoredBucket
     spans: Sequence[Span]
     first: int
     arrays: tuple[Array, Array, Sequence[Array]]
@@ -139,7 +139,7 @@ class NormUpdates:
             return [(span.gradients, None) for span in launch.spans]
         return [(span.gradients, self._measuring(launch, span)) for span in launch.spans]
 
-    def _allocate(self, state: BucketState) -> None:
+    def _allocate(self, state: StoredBucket) -> None:
         """Allocate the sums of a bucket's keys."""
         bucket, norms = state.bucket, self._program.norms
         count, keys = 2 * bucket.count, len(bucket.entries)  # a complex number is two numbers
@@ -190,7 +190,7 @@ class NormUpdates:
 
     # The second pass
 
-    def finish(self, comm: Communicator, states: Sequence[BucketState]) -> None:
+    def finish(self, comm: Communicator, states: Sequence[StoredBucket]) -> None:
         """Update the keys of buckets whose reductions are complete; collective.
 
         With clipping by the global norm, `states` are all buckets of a flush.

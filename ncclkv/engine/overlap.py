@@ -13,9 +13,9 @@ from typing import Any
 
 from ncclkv import concurrency
 from ncclkv.engine.batch import Push
-from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.engine import Engine
 from ncclkv.engine.layout import Layout
+from ncclkv.engine.storage import Array
 from ncclkv.errors import UsageError
 from ncclkv.table.registry import Key
 
@@ -32,7 +32,7 @@ class BlockPlan:
     Attributes
     ----------
     keys : dict with keys of the store
-    states : list of BucketState
+    states : list of StoredBucket
         The buckets of the keys, in the order of launching.
     counts : Counter of int
         Number of the keys in each bucket, by the bucket's number.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from ncclkv import concurrency
 from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.types import Apply, Work
-from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.events import Events, TimedUpdate
 from ncclkv.engine.gathered import MAX_SPAN_BYTES, MIN_SPANS, Target
 from ncclkv.engine.layout import Layout
 from ncclkv.engine.reduction import Senders, Span
-from ncclkv.engine.update_rule import Updates
+from ncclkv.engine.storage import Array, StoredBucket
+from ncclkv.engine.updates import Updates
 from ncclkv.kernels.host.chunks import working_dtype
 from ncclkv.table.names import listed
 from ncclkv.table.registry import Key
@@ -45,7 +45,7 @@ class Reducer:
 
     def launch(
         self,
-        state: BucketState,
+        state: StoredBucket,
         keys: Set[Key] | None = None,
         senders: Senders | None = None,
         skip_flag: Array | None = None,
@@ -54,7 +54,7 @@ class Reducer:
 
         Parameters
         ----------
-        state : BucketState
+        state : StoredBucket
         keys : set of keys, optional
             Launch those of them alone.
         senders : frozenset of int, optional
@@ -68,14 +68,15 @@ class Reducer:
         within, updates.applying = updates.applying, True
         pushed, spans = state.select(keys)
         since = concurrency.perf_counter() if len(pushed) == state.key_count else None
-        updates.rule.count_update(state.bucket, pushed)
+        rule = updates.rules[state.bucket.storage]  # not `of`: a call more
+        rule.count_update(state.bucket, pushed)
         if placement.updates:
-            targets = updates.rule.target(state, spans, skip_flag)
+            targets = rule.target(state, spans, skip_flag)
         else:
             targets = self._without_updates(state, spans)
         if spans and not placement.replicated:
             state.mark_stale(spans[0].lo, spans[-1].hi)
-        if len(spans) >= MIN_SPANS and self.comm.blocks and updates.rule.norms is None:
+        if len(spans) >= MIN_SPANS and self.comm.blocks and rule.norms is None:
             spans, targets = self._gather(state, spans, targets)
         for number, span in enumerate(spans):  # zip takes an eighth of a short launch
             receive, apply = targets[number]
@@ -95,16 +96,16 @@ class Reducer:
         state.end_launch(pushed)
         updates.applying = within
 
-    def _without_updates(self, state: BucketState, spans: Sequence[Span]) -> list[Target]:
+    def _without_updates(self, state: StoredBucket, spans: Sequence[Span]) -> list[Target]:
         """Return the targets of ranges on a rank that does not update."""
-        if self.updates.rule.norms is not None:
+        if self.updates.of(state).norms is not None:
             # Else this rank alone would lend the gradients before a flush.
             state.defer(None)
         return [(span.gradients, None) for span in spans]
 
     def _prepare(
         self,
-        state: BucketState,
+        state: StoredBucket,
         span: Span,
         receive: Array,
         wanted: tuple[str, bool, Senders | None],
@@ -135,7 +136,7 @@ class Reducer:
         return work
 
     def _gather(
-        self, state: BucketState, spans: Sequence[Span], targets: Sequence[Target]
+        self, state: StoredBucket, spans: Sequence[Span], targets: Sequence[Target]
     ) -> tuple[Sequence[Span], list[Target]]:
         """Copy short ranges into one array, if there are many; return what to launch.
 
@@ -183,13 +184,13 @@ class Reducer:
 
         return span, total, apply
 
-    def complete(self, states: Iterable[BucketState]) -> None:
+    def complete(self, states: Iterable[StoredBucket]) -> None:
         """Wait for all that is in flight in the given buckets."""
         for state in states:
             if state.works:
                 state.complete()
 
-    def finish(self, states: Sequence[BucketState]) -> None:
+    def finish(self, states: Sequence[StoredBucket]) -> None:
         """Wait for all that is in flight in the given buckets; make updates that need norms."""
         self.complete(states)
         updates, norms = self.updates, self.updates.rule.norms
@@ -198,7 +199,7 @@ class Reducer:
             self._finish_norms(norms, states)
             updates.applying = within
 
-    def _finish_norms(self, norms: NormUpdates, states: Sequence[BucketState]) -> None:
+    def _finish_norms(self, norms: NormUpdates, states: Sequence[StoredBucket]) -> None:
         """Make the updates that need norms, and emit their time if there are any."""
         finish = partial(norms.finish, self.comm, states)
         if self.events.listeners and any(state.deferred for state in states):
@@ -206,7 +207,7 @@ class Reducer:
         else:
             finish()
 
-    def publish(self, states: Sequence[BucketState]) -> None:
+    def publish(self, states: Sequence[StoredBucket]) -> None:
         """Launch the collectives that give every rank the values that others have updated."""
         placement = self.updates.placement
         if placement.replicated:

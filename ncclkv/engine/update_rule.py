@@ -3,22 +3,21 @@
 `Assign` replaces the value by the sum.  `KeepSums` is for keys whose value is the sum in the
 gradient's place.  `ncclkv.engine.fused_rule.FusedRule` runs a built-in
 optimizer on whole ranges of a bucket, inside the reduction.  `FunctionRule` calls the user's
-updater key by key, before push returns.  `Updates` holds the rule in force.
+updater key by key, before push returns.  `ncclkv.engine.updates.Updates` holds the rule in force.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from ncclkv.comm.base import Communicator
 from ncclkv.comm.destinations import To
 from ncclkv.comm.types import Apply
-from ncclkv.engine.bucket_state import Array, BucketState, Slot
-from ncclkv.engine.placement import Placement
+from ncclkv.engine.bucket_state import Slot
 from ncclkv.engine.reduction import Span
-from ncclkv.errors import UpdaterError, UsageError, annotate
+from ncclkv.engine.storage import Array, StoredBucket, StoredKey
+from ncclkv.errors import UsageError, annotate
 from ncclkv.frames import warn
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.bucket import Bucket, Range
@@ -73,7 +72,7 @@ class Rule:
     def check(self, spec: KeySpec) -> None:
         """Refuse a key that the rule cannot update."""
 
-    def allocate(self, state: BucketState, to: To) -> None:
+    def allocate(self, state: StoredBucket, to: To) -> None:
         """Allocate and initialise the optimizer's states of a bucket whose weights are set.
 
         `to` is the destination of the sums under this rule.
@@ -102,38 +101,38 @@ class Rule:
         """Count an update of some keys of a bucket, on every rank, also without `target`."""
 
     def target(
-        self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
+        self, state: StoredBucket, spans: Sequence[Span], skip_flag: Array | None
     ) -> list[tuple[Array, Apply | None]]:
         """Return for each span the array that receives the sum, and the update of its ranges."""
         return [(span.gradients, None) for span in spans]
 
-    def run(self, slot: Slot) -> Exception | None:
+    def run(self, slot: StoredKey) -> Exception | None:
         """Update a key from its sum; return the exception of the user's updater, if any."""
         return None
 
-    def reset(self, slot: Slot) -> None:
+    def reset(self, slot: StoredKey) -> None:
         """Reset the states of a key."""
 
-    def follow(self, slot: Slot) -> None:
+    def follow(self, slot: StoredKey) -> None:
         """Set the states that are copies of a key's value, after the value was replaced."""
 
-    def states(self, slot: Slot) -> dict[str, Array]:
+    def states(self, slot: StoredKey) -> dict[str, Array]:
         """Return the states of a key by name: flat views of this rank's part, to read or write."""
         return {}
 
-    def part(self, slot: Slot) -> Range:
+    def part(self, slot: StoredKey) -> Range:
         """Return the elements of a key of which this rank has the states."""
         return 0, slot.entry.spec.size
 
-    def state_bytes(self, state: BucketState) -> int:
+    def state_bytes(self, state: StoredBucket) -> int:
         """Return the bytes of the states of a bucket on this rank."""
         return 0
 
-    def count(self, slot: Slot) -> int:
+    def count(self, slot: StoredKey) -> int:
         """Return the number of updates of a key."""
         return 0
 
-    def set_count(self, slot: Slot, count: int) -> None:
+    def set_count(self, slot: StoredKey, count: int) -> None:
         """Set the number of updates of a key."""
 
     def counts_set(self) -> None:
@@ -149,7 +148,7 @@ class Rule:
         The states of the new buckets are set already.
         """
 
-    def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates | None:
+    def captured(self, states: Sequence[StoredBucket], kernels: Kernels) -> CapturedUpdates | None:
         """Allocate the scalars of a captured step of some buckets, whose updates call `kernels`.
 
         Raises
@@ -169,7 +168,7 @@ class Assign(Rule):
         self._kernels = kernels
 
     def target(
-        self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
+        self, state: StoredBucket, spans: Sequence[Span], skip_flag: Array | None
     ) -> list[tuple[Array, Apply | None]]:
         if skip_flag is None:
             return [(span.weights, None) for span in spans]
@@ -231,11 +230,12 @@ class FunctionRule(Rule):
         self.name = name
         self._warns = warns
 
-    def run(self, slot: Slot) -> Exception | None:
+    def run(self, slot: StoredKey) -> Exception | None:
         key, shape = slot.entry.key, slot.entry.spec.shape
         stored = slot.weight.reshape(shape)
+        gradient = cast(Slot, slot).gradient  # another storage has a rule of its own
         try:
-            result = self._update(key, slot.gradient.reshape(shape), stored)
+            result = self._update(key, gradient.reshape(shape), stored)
             # An in-place operation of NumPy, as a lambda has it, returns the array itself.
             if result is not None and result is not stored and self._warns:
                 self._warn(key, result)
@@ -254,7 +254,7 @@ class FunctionRule(Rule):
             f"stored[...] = ..., and returns None"
         )
 
-    def captured(self, states: Sequence[BucketState], kernels: Kernels) -> None:
+    def captured(self, states: Sequence[StoredBucket], kernels: Kernels) -> None:
         raise UsageError(
             f"the updater {self.name} is a function, which a captured step would not call; set an "
             f"optimizer instead, or repeat the step's calls without a capture"
@@ -269,123 +269,3 @@ class FunctionRule(Rule):
             mark_from_program(error)
             return error
         return None
-
-
-class Updates:
-    """Runs the update rule of one store on the ranks that the placement selects.
-
-    A verb raises the updater's exception at its end, after all its collectives.
-
-    Attributes
-    ----------
-    placement : Placement
-    rule : Rule
-        The rule in force.
-    error : Exception or None
-        Pending exception of the user's updater, which no verb has raised yet.
-    failure : str or None
-        The text of the updater's exception on this rank, until the other ranks have received it.
-    applying : bool
-        True while a push is applied, and after an exception in the middle of a push.
-    unshared : bool
-        Whether only a part of the ranks has run a function for each key, and the exceptions, if
-        any, were not yet sent to the other ranks by `share_failure`; equal on all ranks.
-    """
-
-    def __init__(self, comm: Communicator, placement: Placement) -> None:
-        self.placement = placement
-        self.rule: Rule = Assign(comm.kernels)
-        self.error: Exception | None = None
-        self.failure: str | None = None
-        self.applying = False
-        self.unshared = False
-        self._comm = comm
-
-    @property
-    def torn(self) -> bool:
-        """Return whether an exception ended a push after an optimizer had updated a part of it.
-
-        A repeated push would update that part twice.
-        """
-        return self.applying and not (self.rule.replaces or self.rule.by_key)
-
-    def plan(
-        self, buckets: Sequence[Bucket], loads: list[int], rule: Rule | None = None
-    ) -> Sequence[To]:
-        """Return the destinations of the sums of buckets, by default for the rule in force.
-
-        `loads` is as of `ncclkv.table.plan.divide`.
-        """
-        if (rule or self.rule).by_key:
-            return self.placement.by_key(buckets, loads)
-        return [self.placement.to(bucket.count) for bucket in buckets]
-
-    def allocate(self, state: BucketState, rule: Rule | None = None, to: To | None = None) -> None:
-        """Allocate a rule's states of a bucket that has its values, if this rank updates.
-
-        Parameters
-        ----------
-        state : BucketState
-        rule : Rule, optional
-            By default the rule in force.
-        to : To, optional
-            The destination of sums under the rule; by default the bucket's own.
-        """
-        if self.placement.updates:
-            (rule or self.rule).allocate(state, to or state.to)
-
-    def dispose(self, rule: Rule) -> None:
-        """End the use of a rule; an exception of the user's ``dispose`` becomes `error`."""
-        error = rule.dispose()
-        self.error = self.error or error
-
-    def pop_error(self) -> Exception | None:
-        """Return the pending exception of the user's updater, and clear it."""
-        error, self.error = self.error, None
-        return error
-
-    def run(self, slots: Sequence[Slot]) -> None:
-        """Call the user's updater for the keys that this rank updates, in the order given.
-
-        An exception ends the updates, and becomes `error`, which the verb raises at its end.  If
-        `run` raised the exception, ranks without an updater would wait in vain for the verb's
-        remaining collectives.
-        """
-        placement = self.placement
-        self.unshared = not placement.replicated and self._comm.size > 1
-        if not placement.updates:
-            return
-        with self._comm.on_comm_stream():
-            for slot in slots:
-                if not slot.state.updates_key(slot.entry):
-                    continue
-                error = self.rule.run(slot)
-                if error is not None:
-                    self.error = error
-                    key = slot.entry.key
-                    self.failure = f"{type(error).__name__}: {error}, at key {key!r}"
-                    return
-
-    def share_failure(self) -> None:
-        """Send the text of each rank's exception to all ranks; collective, if `unshared`."""
-        if self.unshared:
-            self.receive(self._comm.control.allgather(self.failure, "the updater's exception"))
-
-    def receive(self, failures: Sequence[str | None]) -> None:
-        """Set `error` to an exception with the first rank's text, if this rank has raised none.
-
-        Parameters
-        ----------
-        failures : sequence of str or None
-            `failure` of each rank.
-        """
-        own, self.failure, self.unshared = self.failure, None, False
-        first = next((rank for rank, text in enumerate(failures) if text is not None), None)
-        if self.placement.replicated or own is not None or first is None:
-            return
-        self.error = self.error or UpdaterError(
-            f"rank {self._comm.rank} of {self._comm.size}: the updater raised {failures[first]}, "
-            f"on rank {first}; rank {first} updated no later key, and all ranks have the values "
-            f"of rank {first} of the keys it updates: correct the updater there",
-            ranks=[first],
-        )

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.engine.batch import Pull
-from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.engine import Engine
+from ncclkv.engine.storage import Array
 from ncclkv.errors import Divergence
 from ncclkv.table.registry import Key
 
@@ -291,4 +291,5 @@ class Verify:
         _, value = layout.source(key)
         if key not in layout or not self._engine.placement.replicated:
             return [value]
-        return [value, *self._engine.rule.states(layout[key]).values()]
+        states = self._engine.rule_of(layout[key]).states(layout[key])
+        return [value, *states.values()]

@@ -34,12 +34,15 @@ def explain(context: Context, counts: Mapping[str, Counts]) -> str:
 
 def _states(context: Context) -> Iterator[str]:
     """Yield a line with the size of the optimizer's states, if there are any."""
-    states, rule = context.engine.layout.states, context.engine.rule
-    total = sum(map(rule.state_bytes, states))
-    shared = sum(rule.state_bytes(each) for each in states if each.shares_states(each.to))
+    states, updates = context.engine.layout.states, context.engine.updates
+    sizes = [updates.of(each).state_bytes(each) for each in states]
+    total = sum(sizes)
+    shared = sum(
+        size for each, size in zip(states, sizes, strict=True) if each.shares_states(each.to)
+    )
     if total:
         note = f", {shared:,} of them shared with the ranks of its node" if shared else ""
-        yield f"states of {rule.name}: {total:,} bytes on this rank{note}"
+        yield f"states of {updates.rule.name}: {total:,} bytes on this rank{note}"
 
 
 def _codecs(context: Context) -> Iterator[str]:

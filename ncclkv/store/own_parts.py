@@ -45,7 +45,7 @@ class OwnParts(Component):
             if values:
                 tensor = value_name(spec.index)
                 yield from pieces(self._comm, spec, tensor, slot.weight[lo:hi], lo)
-            for name, state in self._engine.rule.states(slot).items():
+            for name, state in self._engine.rule_of(slot).states(slot).items():
                 tensor = state_name(spec.index, name)
                 yield from pieces(self._comm, spec, tensor, state, lo)
 

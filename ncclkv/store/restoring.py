@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from ncclkv.store.check import reducible
 from ncclkv.store.context import Component, Context
 from ncclkv.store.residual_states import ResidualStates
 from ncclkv.store.updater_states import UpdaterStates
-from ncclkv.table.registry import KeySpec
+from ncclkv.table.registry import DENSE, KeySpec
 
 _PART_BYTES = 64 * 1024 * 1024
 """Size of the keys that are broadcast at a time; a larger key is broadcast by itself."""
@@ -152,8 +153,7 @@ class Restoring(Component):
 
     def _broadcast_states(self, manifest: Manifest, arrays: Mapping[str, Array]) -> None:
         """Broadcast the optimizer's state of each key to the ranks that update."""
-        layout, rule = self._engine.layout, self._engine.rule
-        placement = self._engine.placement
+        layout, placement = self._engine.layout, self._engine.placement
         layout.seal()
         for part in _parts(manifest):
             wanted = [
@@ -165,22 +165,26 @@ class Restoring(Component):
             if (placement.replicated or placement.divides) and given:
                 given = from_rank(self._comm, given, placement.leader)
             for spec, _, updates in part:
-                rule.reset(layout[spec.key])
-                rule.set_count(layout[spec.key], updates)
+                slot = layout[spec.key]
+                rule = self._engine.rule_of(slot)
+                rule.reset(slot)
+                rule.set_count(slot, updates)
             if not placement.updates:
                 continue
             slots = [layout[spec.key] for spec, states, _ in part for _ in states]
             names = [name for _, states, _ in part for name in states]
             for slot, name, array in zip(slots, names, given, strict=True):
+                rule = self._engine.rule_of(slot)
                 lo, hi = rule.part(slot)
                 self._engine.kernels.pack(array.reshape(-1)[lo:hi], rule.states(slot)[name])
             self._comm.keep_alive(*given)
-        rule.counts_set()
+        self._engine.rule.counts_set()
 
 
 def _check_keys(saved: Sequence[KeySpec], registered: Sequence[KeySpec]) -> None:
     """Refuse keys that differ from the store's; their order may differ."""
-    in_store = {spec.key: str(spec) for spec in registered}
+    # A checkpoint has flat values, which every storage takes.
+    in_store = {spec.key: str(replace(spec, storage=DENSE)) for spec in registered}
     in_file = {spec.key: str(spec) for spec in saved}
     wrong = []
     for key in {**in_store, **in_file}:

@@ -189,10 +189,11 @@ class Saving(Component):
 
     def _saved_key(self, spec: KeySpec) -> SavedKey:
         """Return a key as the manifest has it; without states if it has no slot yet."""
-        layout, rule = self._engine.layout, self._engine.rule
+        layout = self._engine.layout
         if spec.key not in layout:
             return SavedKey(spec, {}, 0)
         slot = layout[spec.key]
+        rule = self._engine.rule_of(slot)
         states = {name: state.dtype for name, state in rule.states(slot).items()}
         return SavedKey(spec, states, rule.count(slot))
 
@@ -230,8 +231,10 @@ class Saving(Component):
         for spec in layout.registry:
             if values:
                 yield self._value(spec)
-            states = self._engine.rule.states(layout[spec.key]) if spec.key in layout else {}
-            for name, state in states.items():
+            if spec.key not in layout:
+                continue
+            slot = layout[spec.key]
+            for name, state in self._engine.rule_of(slot).states(slot).items():
                 out = self._comm.to_host(state)
                 yield state_name(spec.index, name), out.reshape(spec.shape)
 
@@ -278,7 +281,7 @@ class Saving(Component):
         bounds = bounds_of(to, slot.entry.spec.size, self._comm.size)
         counts = [hi - lo for lo, hi in pairwise(bounds)]
         wholes = {}
-        for name, own in self._engine.rule.states(slot).items():
+        for name, own in self._engine.rule_of(slot).states(slot).items():
             wholes[name] = self._engine.kernels.empty((slot.entry.spec.size,), own.dtype)
             work = self._comm.allgatherv(own, wholes[name], counts)
             work.label = f"the {name} of key {key!r}"

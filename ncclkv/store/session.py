@@ -25,7 +25,7 @@ from ncclkv.comm import callbacks
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import dump, farewells
 from ncclkv.engine.events import Events
-from ncclkv.engine.update_rule import Updates
+from ncclkv.engine.updates import Updates
 from ncclkv.errors import (
     CommAborted,
     CommError,

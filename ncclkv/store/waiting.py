@@ -7,14 +7,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ncclkv.comm.diagnosis.call_log import LoggedKeys
-from ncclkv.engine.bucket_state import BucketState
+from ncclkv.engine.storage import StoredBucket
 from ncclkv.errors import UsageError
 from ncclkv.store.context import Component, Context
 from ncclkv.store.keys import EXACT, is_list, key_list
 from ncclkv.store.session import IN_UNEVEN
 from ncclkv.table.registry import Key
 
-_Target = tuple[list[Key], list[BucketState], LoggedKeys]
+_Target = tuple[list[Key], list[StoredBucket], LoggedKeys]
 """The keys of a call of `wait`, their buckets, and the keys in the call log."""
 
 

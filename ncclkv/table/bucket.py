@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.table.registry import Key, KeySpec
+from ncclkv.table.registry import DENSE, Key, KeySpec
 
 ALIGNMENT = 256
 """Bytes between the first elements of two keys are a multiple of this number."""
@@ -106,7 +106,7 @@ def make_buckets(
         In registry order.
     bucket_bytes : int
         Largest size of a bucket of several keys; a larger key has a bucket of its own.  With 0
-        every key has.
+        every key has, and always each key that is not dense.
     first : int
         The index of the first new bucket.
     multiple : int
@@ -118,7 +118,7 @@ def make_buckets(
         kind = _kind(spec)
         entries = open_buckets.get(kind)
         lo = _aligned(entries[-1].hi, spec.dtype.itemsize) if entries else 0
-        if spec.nbytes > bucket_bytes or bucket_bytes == 0:
+        if spec.nbytes > bucket_bytes or bucket_bytes == 0 or spec.storage != DENSE:
             buckets.append([Entry(spec, 0)])
         elif entries and lo * spec.dtype.itemsize + spec.nbytes <= bucket_bytes:
             entries.append(Entry(spec, lo))

@@ -34,7 +34,7 @@ class KeySpec:
     op : str
         Reduction of pushes over ranks: sum, avg, max or min.
     storage : str
-        The form in which its value is kept; `DENSE` is the only storage.
+        The form in which its value is kept, by the name in `ncclkv.engine.storages`.
     """
 
     key: Key
@@ -55,7 +55,8 @@ class KeySpec:
         return self.size * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"key {self.key!r}: {self.dtype} {self.shape} {self.op}"
+        storage = "" if self.storage == DENSE else f" {self.storage}"
+        return f"key {self.key!r}: {self.dtype} {self.shape} {self.op}{storage}"
 
 
 class Registry:

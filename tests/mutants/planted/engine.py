@@ -10,6 +10,7 @@ SHARDED = Selection("0", "threads/test_store_cases.py", "sharded")
 AGREEMENT = "ncclkv/engine/flush_agreement.py"
 BATCH = "ncclkv/engine/batch.py"
 BUCKET = "ncclkv/table/bucket.py"
+BUCKET_PUSH = "ncclkv/engine/bucket_push.py"
 BUCKET_STATE = "ncclkv/engine/bucket_state.py"
 ENGINE = "ncclkv/engine/engine.py"
 FUSED = "ncclkv/engine/fused_rule.py"
@@ -21,7 +22,8 @@ PLAN = "ncclkv/table/plan.py"
 PUSHES = "ncclkv/engine/pushes.py"
 REDUCER = "ncclkv/engine/reducer.py"
 RESTORING = "ncclkv/store/restoring.py"
-UPDATES = "ncclkv/engine/update_rule.py"
+STORAGE = "ncclkv/engine/storage.py"
+UPDATES = "ncclkv/engine/updates.py"
 UPDATERS = "ncclkv/store/updaters.py"
 VERIFY = "ncclkv/engine/verify.py"
 
@@ -57,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         name="states-of-another-owner",
-        file=BUCKET_STATE,
+        file=STORAGE,
         old="        return to.part(self._comm.rank, self.bucket.count)\n",
         new="        return to.part((self._comm.rank + 1) % self._comm.size, self.bucket.count)\n",
         why="a rank allocates the states of another slice than it updates",
@@ -193,7 +195,7 @@ MUTANTS = (
     ),
     Mutant(
         name="missing-key-is-a-zero-maximum",
-        file=BUCKET_STATE,
+        file=STORAGE,
         old='        return float("-inf") if op == "max" else float("inf")\n',
         new="        return 0.0\n",
         why="a rank that did not push a key bounds the maximum of the others",
@@ -201,7 +203,7 @@ MUTANTS = (
     ),
     Mutant(
         name="missing-key-is-a-zero-factor",
-        file=BUCKET_STATE,
+        file=STORAGE,
         old='            return 1 if op == "prod" else 0\n',
         new="            return 0\n",
         why="a rank that did not push a key makes the product of the others 0",
@@ -209,7 +211,7 @@ MUTANTS = (
     ),
     Mutant(
         name="missing-integer-is-a-zero-maximum",
-        file=BUCKET_STATE,
+        file=STORAGE,
         old='            return int(limits.min if op == "max" else limits.max)\n',
         new="            return 0\n",
         why="a rank that did not push a key bounds the maximum of the others",
@@ -218,7 +220,7 @@ MUTANTS = (
     Mutant(
         name="filled-gradient-not-put-back",
         file=AGREEMENT,
-        old="            self._kernels.pack(copy, slot.gradient)\n",
+        old="            self._kernels.pack(copy, gradient)\n",
         new="            pass\n",
         why="a gradient that the user accumulates is lost in another rank's flush",
         tests=(THREADS,),
@@ -265,7 +267,7 @@ MUTANTS = (
     ),
     Mutant(
         name="numbers-with-gaps-as-a-range",
-        file=BATCH,
+        file=BUCKET_PUSH,
         old="    return block if indices == list(block) else indices\n",
         new="    return block\n",
         why="a push takes another key's array",
@@ -273,7 +275,7 @@ MUTANTS = (
     ),
     Mutant(
         name="first-of-several-values-alone",
-        file=BATCH,
+        file=BUCKET_PUSH,
         old="            several = select(arrays, indices)\n",
         new="            several = select(arrays, indices)[:1]\n",
         why="the other values of a key are not added",
@@ -298,8 +300,8 @@ MUTANTS = (
     Mutant(
         name="fusion-with-bucket-bytes-0",
         file=BUCKET,
-        old="        if spec.nbytes > bucket_bytes or bucket_bytes == 0:\n",
-        new="        if spec.nbytes > bucket_bytes:\n",
+        old="spec.nbytes > bucket_bytes or bucket_bytes == 0 or",
+        new="spec.nbytes > bucket_bytes or",
         why="empty keys share a bucket where none is to be shared",
         tests=(Selection("0", "unit/table/test_plan.py"),),
     ),
@@ -330,7 +332,7 @@ MUTANTS = (
     Mutant(
         name="load-keeps-old-momentum",
         file=RESTORING,
-        old="                rule.reset(layout[spec.key])\n",
+        old="                rule.reset(slot)\n",
         new="                pass\n",
         why="a checkpoint without momentum is continued with that of before",
         tests=(THREADS,),
@@ -346,7 +348,7 @@ MUTANTS = (
     Mutant(
         name="repair-mends-half",
         file=VERIFY,
-        old="        return [value, *self._engine.rule.states(layout[key]).values()]\n",
+        old="        return [value, *states.values()]\n",
         new="        return [value]\n",
         why="momentum stays different on ranks whose weights were mended",
         tests=(NODES,),
