@@ -29,7 +29,7 @@ class Storage(NamedTuple):
     push : callable
         Returns the part of a push in one bucket, by the arguments of `BucketPush`.
     rule : callable
-        Returns the rule of its keys, from the rule that the program has set.
+        Returns the rule of its keys, made anew from each rule that the program sets.
     """
 
     bucket: Callable[..., StoredBucket]

@@ -171,7 +171,10 @@ class Assign(Rule):
         self, state: StoredBucket, spans: Sequence[Span], skip_flag: Array | None
     ) -> list[tuple[Array, Apply | None]]:
         if skip_flag is None:
-            return [(span.weights, None) for span in spans]
+            targets: list[tuple[Array, Apply | None]] = []
+            for span in spans:  # a comprehension is a call more, in each push
+                targets.append((span.weights, None))
+            return targets
         return [(span.gradients, self._assign_unless(skip_flag, span)) for span in spans]
 
     def _assign_unless(self, skip_flag: Array, span: Span) -> Apply:

@@ -362,6 +362,14 @@ MUTANTS = (
         tests=(THREADS,),
     ),
     Mutant(
+        name="one-rule-for-all-storages",
+        file=REDUCER,
+        old="        rule = updates.rules[state.bucket.storage]",
+        new="        rule = updates.rule",
+        why="keys of another storage are updated as if they were dense",
+        tests=(Selection("0", "unit/engine/test_storages.py"),),
+    ),
+    Mutant(
         name="prepared-for-another-op",
         file=REDUCER,
         old="            if collective is None or span.prepared_for != wanted:\n",
