@@ -1,7 +1,7 @@
 """`StoredBucket`, `StoredKey`, `StoredPush`: buckets, keys and pushes, whatever the storage.
 
 A storage is a form of the values, and of what ranks push.  Each storage has a class for each of the
-three, and a rule for its keys (`ncclkv.engine.storages`).  All storages share the pushes of a bucket
+three, and a rule for its keys (`ncclkv.engine.storages`).  All of them share the pushes of a bucket
 (`Pushes`), its destination and its weights: one flat array, from which a pull copies.
 
 A launch asks a bucket for the ranges to reduce.  The `Reduction` of a range makes its sum, from
