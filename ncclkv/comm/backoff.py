@@ -25,7 +25,7 @@ def pause(attempt: int, attempts_per_doubling: int = 64) -> None:
     Parameters
     ----------
     attempt : int
-        Number of this pause in its wait, from 1.
+        Index of this pause in its wait, from 1.
     attempts_per_doubling : int
         Sleeps double after so many attempts, from 20 us up to 1 ms.
     """

@@ -108,7 +108,7 @@ class Collective:
     def wire_bytes(self) -> int:
         """Return the bytes that this rank sends in a launch, or that its neighbours read of it.
 
-        For a sum of NCCL's own the number is that of a two-step sum, the least possible.
+        For a sum of NCCL's own they are those of a two-step sum, the least possible.
         """
         return self._sent()
 
@@ -143,7 +143,7 @@ class Communicator(ABC):
     Attributes
     ----------
     rank, size, local_rank, local_size : int
-        Number of this rank, and of all ranks; the same two numbers among the ranks of this node.
+        Index of this rank and count of all ranks; the same two among the ranks of this node.
     first_node : bool
         Whether rank 0 is a rank of this node.
     timeout : float
@@ -577,7 +577,7 @@ class Communicator(ABC):
 
 
 def _length(array: Any) -> int:
-    """Return the number of elements; 0 for an object that is no array, which a check refuses."""
+    """Return the count of elements; 0 for an object that is no array, which a check refuses."""
     return getattr(array, "size", 0)
 
 

@@ -1,4 +1,4 @@
-"""`ObjectComm`: small host objects between ranks; `CallDigest`: one number of all calls so far."""
+"""`ObjectComm`: small host objects between ranks; `CallDigest`: one integer of all calls so far."""
 
 from __future__ import annotations
 

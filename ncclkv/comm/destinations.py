@@ -116,7 +116,7 @@ class Root(To):
         return self.rank
 
     def among(self, groups: Sequence[Sequence[int]], index: int) -> To:
-        return Root(next(number for number, each in enumerate(groups) if self.rank in each))
+        return Root(next(group for group, ranks in enumerate(groups) if self.rank in ranks))
 
     def check(self, count: int, size: int) -> None:
         check_root(self.rank, size)

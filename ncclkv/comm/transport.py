@@ -123,7 +123,7 @@ class Transport(Messages):
         The ranks that are on this rank's node, in order.
     name : str
     spin_limit : int
-        Number of pauses so short that a launch may make them.
+        Count of pauses so short that a launch may make them.
     inbox : list of (int, bytes)
         Notices that `left_ranks` has received, each with its sender.
     thread_multiple : bool

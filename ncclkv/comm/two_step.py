@@ -98,7 +98,7 @@ def rounds(count: int, itemsize: int, to: To, size: int, limits: Limits) -> Iter
 
 
 def scratch_count(count: int, itemsize: int, to: To, size: int, limits: Limits) -> int:
-    """Return the largest number of scratch elements that a rank needs, if each adds one part."""
+    """Return the largest count of scratch elements that a rank needs, if each adds one part."""
     exchanges = rounds(count, itemsize, to, size, limits)
     shares = (share for each in exchanges for share in each.shares if share is not None)
     return max(hi - lo for lo, hi in shares) * (size - 1)

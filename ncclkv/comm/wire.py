@@ -46,7 +46,7 @@ class Limits(NamedTuple):
     piece : int
         A longer array is cut into pieces, which are exchanged one after another.
     alignment : int
-        Shares begin at multiples of this number.
+        Shares begin at multiples of so many elements.
     """
 
     short: int

@@ -14,7 +14,7 @@ last lists without keys (`item_lists`), from which an error names the first item
 the wait.  The rank then compares its neighbours' pages, and requests the reports of awaited ranks
 on other nodes.  `mismatch` has this protocol as a table.  So ranks in different collectives find
 the difference.  A waiting thread also shows its wait on the pages of its other stores, with the
-store's name and the number of the waiting call.  Two ranks wait for each other in two stores if
+store's name and the index of the waiting call.  Two ranks wait for each other in two stores if
 neither has made the call in which the other waits.  Both ranks find this and raise (`crossing`).  A
 ``create`` that waits for other ranks is shown on these pages too (`ncclkv.comm.host.outside_wait`).
 

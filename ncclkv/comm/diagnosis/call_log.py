@@ -1,7 +1,7 @@
 """Call log: the last 1,024 calls of a rank, on a page that neighbours can read after its death.
 
 The text of a call is written once, at the first call with these keys from that instruction of the
-user's program.  Every call then appends three numbers and advances the digest of all calls.
+user's program.  Every call then appends three integers and advances the digest of all calls.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from ncclkv.frames import cell_of, user_frame
 from ncclkv.kernels.host import compiled
 
 CALLS = 1024
-"""Number of calls on the page."""
+"""Count of calls on the page."""
 
 MASK = 2**63 - 1
 """Keeps a code or digest within a signed 64-bit word."""
 
-# Native words are stored whole: a neighbour never reads half of a call's number.
+# Native words are stored whole: a neighbour never reads half of a call's index.
 _CALL = struct.Struct("qqq")
-"""The call's number, from 1; its text's index; the time in nanoseconds."""
+"""The call's index, from 1; its text's index; the time in nanoseconds."""
 
 _TEXT = struct.Struct("qq160s")
 """The call's code, the code of its keys, and the text."""
 
 _ITEMS = struct.Struct("q2040s")
-"""The number of a text, from 1, and the items of its call's list."""
+"""The index of a text, from 1, and the items of its call's list."""
 
 _LISTS = 16
-"""Number of texts whose items are kept."""
+"""Count of texts whose items are kept."""
 
 _MAX_INTERNED = 8192
-"""Number of texts that are found again: a push and a pull of 4,096 keys, one by one."""
+"""Count of texts that are found again: a push and a pull of 4,096 keys, one by one."""
 
 _RECENT = 2048
-"""Number of the newest texts whose rows a call may refer to."""
+"""Count of the newest texts whose rows a call may refer to."""
 
 # The oldest call on the page may use the oldest recent text of that time.
 _TEXTS = _RECENT + CALLS
@@ -91,7 +91,7 @@ class PreparedCall(NamedTuple):
     instruction : int
         Offset of the instruction in `site`.
     depth : int
-        Number of frames from the one that `CallRing.intern` was given up to the user's.
+        Count of frames from the one that `CallRing.intern` was given up to the user's.
     words : bytes
         The text itself; empty if the call has items, too.
     """
@@ -160,8 +160,8 @@ class CallRing:
 
     def append(self, call: PreparedCall, digest: int) -> int:
         """Append a call whose text was found or interned just now; return the next digest."""
-        self.count = number = self.count + 1
-        return self._append(self._page, number, call.text, call.term, digest)
+        self.count = index = self.count + 1
+        return self._append(self._page, index, call.text, call.term, digest)
 
     def repeat(self, call: PreparedCall, digest: int, frame: FrameType) -> int | None:
         """Append a call from the user's `frame` again.
@@ -177,8 +177,8 @@ class CallRing:
         if self._texts - call.text > _RECENT:
             return None
         # Not by `append`: a call of Python less in each verb.
-        self.count = number = self.count + 1
-        return self._append(self._page, number, call.text, call.term, digest)
+        self.count = index = self.count + 1
+        return self._append(self._page, index, call.text, call.term, digest)
 
     def intern(
         self, code: int, keys: int, text: str, frame: FrameType, items: str = ""
@@ -217,30 +217,30 @@ class CallRing:
         self._texts += 1
 
 
-def append_call(page: memoryview, number: int, text: int, term: int, digest: int) -> int:
+def append_call(page: memoryview, index: int, text: int, term: int, digest: int) -> int:
     """Append a call to a page; return the next digest.
 
     Parameters
     ----------
     page : memoryview
-    number : int
-        The call's number, from 1.
+    index : int
+        The call's index, from 1.
     text : int
         Index of its text.
     term : int
         What the call adds to the digest.
     digest : int
     """
-    # The number is stored first and the count last: a neighbour never takes an old row for it.
-    lo = _COUNT_BYTES + number % CALLS * _CALL.size
-    _CALL.pack_into(page, lo, number, text, concurrency.monotonic_ns())
+    # The index is stored first and the count last: a neighbour never takes an old row for it.
+    lo = _COUNT_BYTES + index % CALLS * _CALL.size
+    _CALL.pack_into(page, lo, index, text, concurrency.monotonic_ns())
     concurrency.point("log: call without its count")
-    _COUNT.pack_into(page, 0, number)
+    _COUNT.pack_into(page, 0, index)
     return (digest * _DIGEST_FACTOR + term) & MASK
 
 
 def read_count(page: memoryview) -> int:
-    """Return the number of calls of a page, which its rank may be writing to."""
+    """Return the count of calls of a page, which its rank may be writing to."""
     (count,) = page[:_COUNT_BYTES].cast("q")
     return int(count)
 
@@ -251,16 +251,16 @@ def read_calls(page: memoryview, max_calls: int = CALLS) -> Iterator[RecordedCal
     concurrency.point("log: count was read")
     now = concurrency.monotonic_ns()
     lists = dict(_ITEMS.iter_unpack(page[_ITEMS_FROM:NBYTES]))
-    for number in range(max(1, count - min(max_calls, CALLS - 1) + 1), count + 1):
-        lo = _COUNT_BYTES + number % CALLS * _CALL.size
-        found, index, when = _CALL.unpack_from(page, lo)
-        at = _TEXTS_FROM + index % _TEXTS * _TEXT.size
+    for index in range(max(1, count - min(max_calls, CALLS - 1) + 1), count + 1):
+        lo = _COUNT_BYTES + index % CALLS * _CALL.size
+        found, text_index, when = _CALL.unpack_from(page, lo)
+        at = _TEXTS_FROM + text_index % _TEXTS * _TEXT.size
         code, keys, text = _TEXT.unpack_from(page, at)
-        # An unchanged number proves that the rank has not begun to overwrite the row.
-        if found == number == _CALL.unpack_from(page, lo)[0]:
-            items = lists.get(index + 1, b"")
+        # An unchanged index proves that the rank has not begun to overwrite the row.
+        if found == index == _CALL.unpack_from(page, lo)[0]:
+            items = lists.get(text_index + 1, b"")
             age = (now - when) / 1e9
-            yield RecordedCall(number, code, keys, _decode(text), age, _decode(items))
+            yield RecordedCall(index, code, keys, _decode(text), age, _decode(items))
 
 
 def _decode(text: bytes) -> str:

@@ -1,7 +1,7 @@
-"""Crossing: two ranks that wait for each other in two stores, proven by the numbers of calls.
+"""Crossing: two ranks that wait for each other in two stores, proven by the indices of calls.
 
 A rank may lose its processor between any two steps.  So a time on a page is later than the state
-that it describes, and no comparison of times proves a crossing.  Numbers of calls only grow.
+that it describes, and no comparison of times proves a crossing.  Indices of calls only grow.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.reports import EVERYONE, OtherWait
 
 creations: Counter[str] = Counter()
-"""Number of communicators that this process has begun to create, by a name of their ranks."""
+"""Count of communicators that this process has begun to create, by a name of their ranks."""
 
 CREATION = "create "
 """Every key of `creations` begins so, and no name of a store."""
 
 
 def find(
-    calls: CallComparison, others: Iterable[CallComparison], number: int, ranks: Collection[int]
+    calls: CallComparison, others: Iterable[CallComparison], call_index: int, ranks: Collection[int]
 ) -> tuple[int, OtherWait] | None:
     """Return the lowest of `ranks` that waits for this rank in another store, and its wait.
 
@@ -32,8 +32,8 @@ def find(
     calls : CallComparison
     others : iterable of CallComparison
         Those of this thread's other stores.
-    number : int
-        The number of the call that launched the awaited collective; 0 outside a store.
+    call_index : int
+        The index of the call that launched the awaited collective; 0 outside a store.
     ranks : collection of int
         The ranks that the collective waits for.
     """
@@ -41,12 +41,12 @@ def find(
     mine = calls.recorder.read(calls.transport.rank, 1)
     for rank in sorted(ranks):
         report = calls.report(rank)
-        if report is None or report.other_wait is None or report.made >= number:
+        if report is None or report.other_wait is None or report.made >= call_index:
             continue
         other = report.other_wait
-        here = made.get(other.store, other.number)
+        here = made.get(other.store, other.call_index)
         if other.store.startswith(CREATION):
             here = creations[other.store]
-        if here < other.number and {mine.name, EVERYONE}.intersection(other.names):
+        if here < other.call_index and {mine.name, EVERYONE}.intersection(other.names):
             return rank, other
     return None

@@ -146,7 +146,7 @@ def _of_rank(report: Report | None, now: float) -> dict[str, Any]:
         return {"calls": [], "wait": None, "elsewhere": ""}
     calls = [
         {
-            "number": call.number,
+            "number": call.call_index,
             "call": call.text,
             "alike": [call.code, call.keys],
             "seconds": now - call.age,
@@ -165,11 +165,11 @@ def _stacks() -> dict[str, list[str]]:
     """Return the stack of each thread of Python, the innermost call last."""
     names = {thread.ident: thread.name for thread in concurrency.threads()}
     return {
-        f"{names.get(number, 'thread')} ({number})": [
+        f"{names.get(thread, 'thread')} ({thread})": [
             f"{each.filename}:{each.lineno} in {each.name}"
             for each in traceback.extract_stack(frame)
         ]
-        for number, frame in sys._current_frames().items()
+        for thread, frame in sys._current_frames().items()
     }
 
 

@@ -27,7 +27,7 @@ _MAX_NAMES = 8
 _MAX_RANKS = 16
 
 _HEAD = struct.Struct("<qqqqq64s")
-"""1 once the rank closes; its process, that number's namespace, its thread, the signal that prints
+"""1 once the rank closes; its process, the namespace of that id, its thread, the signal that prints
 its stacks, its host."""
 
 _CLOSING = 0
@@ -36,16 +36,16 @@ _CLOSING = 0
 # A native word is stored whole: a neighbour that reads a time twice finds each change.
 _OTHER_WAIT = struct.Struct("q16sq512s")
 """Time at which this rank last showed a wait outside the store, or 0; the store that waits, the
-number of its call; the description and names."""
+index of its call; the description and names."""
 
-_TIME = _NUMBER = struct.Struct("q")
+_TIME = _INDEX = struct.Struct("q")
 
 _WAIT = struct.Struct(f"<qqq{_MAX_RANKS}i160s")
-"""Times at which the wait began and was last shown; the number of awaited ranks, the lowest of
+"""Times at which the wait began and was last shown; the count of awaited ranks, the lowest of
 them, and the wait's description."""
 
 _OTHER_WAIT_FROM = _HEAD.size
-_NUMBER_FROM = _OTHER_WAIT_FROM + 24
+_INDEX_FROM = _OTHER_WAIT_FROM + 24
 _WAIT_FROM = _OTHER_WAIT_FROM + _OTHER_WAIT.size
 _LOG_FROM = _WAIT_FROM + _WAIT.size
 NBYTES = _LOG_FROM + call_log.NBYTES
@@ -90,14 +90,14 @@ class FlightRecorder:
 
     @concurrency.shared_step("page: record other wait", writes=True)
     def record_other_wait(
-        self, description: str, names: Sequence[str], store: str = "", number: int = 0
+        self, description: str, names: Sequence[str], store: str = "", call_index: int = 0
     ) -> None:
         """Show that this rank's thread now waits outside this store, as `OtherWait` has it."""
         shown = [description[:_TEXT_BYTES], *names[:_MAX_NAMES]]
         text = "\n".join(shown).encode(errors="replace")
         self.clear_other_wait()
         # The time is stored last: no reader combines the parts of two waits.
-        _OTHER_WAIT.pack_into(self._own, _OTHER_WAIT_FROM, 0, store.encode(), number, text)
+        _OTHER_WAIT.pack_into(self._own, _OTHER_WAIT_FROM, 0, store.encode(), call_index, text)
         concurrency.point("page: other wait without its time")
         _TIME.pack_into(self._own, _OTHER_WAIT_FROM, concurrency.monotonic_ns())
 
@@ -109,7 +109,7 @@ class FlightRecorder:
     @concurrency.shared_step("page: retract other wait", writes=True)
     def retract_other_wait(self) -> None:
         """Show that the wait outside this store has failed: its call no longer waits."""
-        _NUMBER.pack_into(self._own, _NUMBER_FROM, 0)
+        _INDEX.pack_into(self._own, _INDEX_FROM, 0)
 
     @concurrency.shared_step("page: record wait", writes=True)
     def record_wait(self, ranks: Collection[int], description: str, waited: float) -> None:
@@ -158,14 +158,14 @@ class FlightRecorder:
     @concurrency.shared_step("page: read other wait")
     def _other_wait(self, page: memoryview) -> OtherWait | None:
         """Return the wait outside the store that a page shows."""
-        when, store, number, text = _OTHER_WAIT.unpack_from(page, _OTHER_WAIT_FROM)
+        when, store, call_index, text = _OTHER_WAIT.unpack_from(page, _OTHER_WAIT_FROM)
         concurrency.point("page: other wait before its time is compared")
         # The rank may be writing: a time that has changed meanwhile shows a mixture of two waits.
         if not when or when != _OTHER_WAIT.unpack_from(page, _OTHER_WAIT_FROM)[0]:
             return None
         description, *names = _decode(text).split("\n")
         age = (concurrency.monotonic_ns() - when) / 1e9
-        return OtherWait(age, description, names, _decode(store), number)
+        return OtherWait(age, description, names, _decode(store), call_index)
 
     @concurrency.shared_step("page: read wait")
     def _wait(self, page: memoryview) -> Wait | None:
@@ -178,7 +178,7 @@ class FlightRecorder:
         return Wait((shown - since) / 1e9, age, total, ranks, _decode(rest[_MAX_RANKS]))
 
     def process(self, rank: int) -> Process | None:
-        """Return a neighbour's process; None where its number is not valid here."""
+        """Return a neighbour's process; None where its id is not valid here."""
         if rank == self._rank or rank not in self._pages:
             return None
         _, pid, pid_namespace, _, _, _ = _HEAD.unpack_from(self._pages[rank])

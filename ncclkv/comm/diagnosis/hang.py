@@ -54,9 +54,9 @@ class AwaitedWork(Protocol):
     looks : Looks
         The looks of this wait at the other ranks' calls.
     reported : int
-        Number of lines that were due on stderr about this wait.
+        Count of lines that were due on stderr about this wait.
     call : int
-        The number of the store's call that launched it; 0 outside a store.
+        The index of the store's call that launched it; 0 outside a store.
     """
 
     finished: bool = False
@@ -98,7 +98,7 @@ class Progress:
         return ()
 
     def show_other_wait(
-        self, description: str, names: Sequence[str], store: str = "", number: int = 0
+        self, description: str, names: Sequence[str], store: str = "", call_index: int = 0
     ) -> None:
         """Show to this communicator's ranks that its thread waits in another one."""
 
@@ -176,11 +176,11 @@ class HangDetector:
         return calls.compare_pages() or self._crossed_stores(progress, work, obstacle.call, missing)
 
     def _crossed_stores(
-        self, progress: Progress, work: AwaitedWork, number: int, missing: set[int]
+        self, progress: Progress, work: AwaitedWork, call_index: int, missing: set[int]
     ) -> OrderMismatch | None:
         """Return an error when a missing rank waits for this rank in another store."""
         others = [each.calls for each in progress.siblings()]
-        found = crossing.find(self._calls, others, number, missing)
+        found = crossing.find(self._calls, others, call_index, missing)
         if found is None:
             return None
         rank, other = found

@@ -1,6 +1,6 @@
 """Items of a call's list as a short text, and the first item in which two lists differ.
 
-Each line has a number and an item, which the list has so many times in a row.  A list that is too
+Each line has a count and an item, which the list has so many times in a row.  A list that is too
 long ends with the line ``...``.
 """
 

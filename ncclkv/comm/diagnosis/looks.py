@@ -12,7 +12,7 @@ LONG_SECONDS = 0.25
 """A wait is long after this time; it then compares calls, and again after this time at least."""
 
 _CLOSE_REQUESTS = 8
-"""Number of requests that may follow each other at once; later ones double the wait."""
+"""Count of requests that may follow each other at once; later ones double the wait."""
 
 
 class Looks(NamedTuple):
@@ -21,7 +21,7 @@ class Looks(NamedTuple):
     Attributes
     ----------
     made, requests : int
-        Numbers of looks, and of looks that requested reports.
+        Counts of looks, and of looks that requested reports.
     due, request_due : float
         Lengths in seconds of the wait at which the next look, and the next request, are due.
     """

@@ -64,7 +64,7 @@ DifferingKeys = Callable[[int, int], tuple[Any, Any]]
 REPORT, REQUEST, VERDICT = "report", "request", "verdict"
 
 VERDICT_CALLS, REPORT_CALLS = 256, 32
-"""Numbers of calls in a report beside a verdict, and in any other report.
+"""Counts of calls in a report beside a verdict, and in any other report.
 
 Other reports are short, because a rank of a slow but correct program sends them too.
 """
@@ -220,7 +220,7 @@ class CallComparison:
         # A report that is ahead of this rank is kept until this rank has made those calls too.
         count = self.recorder.log.count
         for rank, report in [*self._uncompared.items()]:
-            if not report.calls or report.calls[-1].number <= count:
+            if not report.calls or report.calls[-1].call_index <= count:
                 del self._uncompared[rank]
         return found
 
@@ -244,7 +244,7 @@ class CallComparison:
         calls = ", but ".join(f"rank {each} called {call.text}" for each, call in both)
         closed = any(call.text.startswith("close(") for _, call in both)
         return (
-            f"the ranks differ in call {mine.number} of this store: {calls}"
+            f"the ranks differ in call {mine.call_index} of this store: {calls}"
             f"{self._describe_keys(both) or _describe_items(both)}; make the same calls in the "
             f"same order on all ranks{f' ({FEWER_BATCHES})' * closed}{_describe_early_end(both)}"
         )
@@ -293,10 +293,10 @@ class CallComparison:
         known = {rank: self.report(rank, REPORT_CALLS) for rank in self.peers}
         calls = {rank: report.calls for rank, report in known.items() if report is not None}
         calls[here] = self.recorder.read(here).calls
-        common = min(each[-1].number if each else 0 for each in calls.values())
+        common = min(each[-1].call_index if each else 0 for each in calls.values())
         ranks: dict[str, int] = {}
         for rank, made in sorted(calls.items()):
-            text = next((call.text for call in made if call.number == common + 1), "")
+            text = next((call.text for call in made if call.call_index == common + 1), "")
             ranks.setdefault(text, rank)
         found = [f"rank {rank} called {text}" for text, rank in ranks.items() if text]
         return f"; after the same calls {', '.join(found[:_MAX_DESCRIBED])}" if found else ""

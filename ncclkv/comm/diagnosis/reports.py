@@ -19,7 +19,7 @@ class RecordedCall(NamedTuple):
 
     Attributes
     ----------
-    number : int
+    call_index : int
         Its index among the calls of its rank, from 1.
     code, keys : int
         The verb with its priority, and the set of its keys, as `ncclkv.table.contract` encodes
@@ -32,7 +32,7 @@ class RecordedCall(NamedTuple):
         The items of the call's list, which the text may leave out, as `item_lists.write` writes.
     """
 
-    number: int
+    call_index: int
     code: int
     keys: int
     text: str
@@ -54,15 +54,15 @@ class OtherWait(NamedTuple):
     store : str
         The store that waits, as `CallComparison.store`, or a key of `crossing.creations`; empty
         where it is unknown.
-    number : int
-        The number of the call that launched the awaited collective.
+    call_index : int
+        The index of the call that launched the awaited collective.
     """
 
     age: float
     description: str
     names: list[str]
     store: str = ""
-    number: int = 0
+    call_index: int = 0
 
 
 class Wait(NamedTuple):
@@ -75,7 +75,7 @@ class Wait(NamedTuple):
     age : float
         Seconds since then.
     total : int
-        The number of awaited ranks.
+        The count of awaited ranks.
     ranks : list of int
         The lowest of them.
     description : str
@@ -107,7 +107,7 @@ class Report(NamedTuple):
     state : str
         The state of its process that explains why others wait; empty for an ordinary one.
     made : int
-        The number of its calls, read after `other_wait`.
+        The count of its calls, read after `other_wait`.
     """
 
     name: str
@@ -130,10 +130,10 @@ class Report(NamedTuple):
 def first_difference(
     mine: Sequence[RecordedCall], theirs: Sequence[RecordedCall]
 ) -> tuple[RecordedCall, RecordedCall] | None:
-    """Return the first calls of one number that differ; None where all numbers in both agree."""
-    by_number = {call.number: call for call in theirs}
+    """Return the first calls of one index that differ; None where all indices in both agree."""
+    by_index = {call.call_index: call for call in theirs}
     for call in mine:
-        other = by_number.get(call.number)
+        other = by_index.get(call.call_index)
         if other is not None and (other.code, other.keys) != (call.code, call.keys):
             return call, other
     return None

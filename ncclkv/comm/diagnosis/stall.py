@@ -25,7 +25,7 @@ def is_due(waited: float, limit: float, lines: int) -> bool:
 
 
 def lines_after(waited: float, limit: float) -> int:
-    """Return the number of lines that were due in a wait which is due for a line.
+    """Return the count of lines that were due in a wait which is due for a line.
 
     A rank that was off its processor has missed lines: a burst of them would only repeat the last.
     """

@@ -2,7 +2,7 @@
 
 Such processes would train one model each, without an error.
 
-``create`` compares MPI's number of ranks with the launchers' variables (`ncclkv.launchers`).
+``create`` compares MPI's count of ranks with the launchers' variables (`ncclkv.launchers`).
 Before MPI's start the library is compared with the launcher's protocol, because MPICH ends a
 process that Open MPI's mpirun has started.  Rank 0 alone prints such an error.
 """
@@ -39,7 +39,7 @@ def check_size(size: int, text: str) -> None:
     Parameters
     ----------
     size : int
-        The number of ranks; 1 without MPI.
+        The count of ranks; 1 without MPI.
     text : str
         The version text of the MPI library; empty if MPI was not started.
 
@@ -52,7 +52,7 @@ def check_size(size: int, text: str) -> None:
         return
     started, other = env.launched(), env.launched_otherwise()
     ranks = 1 if started is None else started.size
-    # The usual program of torch under srun sets torch's variables to Slurm's numbers.
+    # The usual program of torch under srun sets torch's variables to Slurm's values.
     if size == 1 and other is not None and (other.is_server or other.size != ranks):
         raise LaunchError(_not_ours(other))
     if ranks > size or (size == 1 and started is None and env.other_rank()):

@@ -42,7 +42,7 @@ class Member(NamedTuple):
 
     @property
     def machine(self) -> tuple[str, int]:
-        """The machine and the namespace in which the process number is valid."""
+        """The machine and the namespace in which the process id is valid."""
         return self.host, self.namespace
 
     @property

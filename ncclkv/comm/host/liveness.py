@@ -35,7 +35,7 @@ _AGAIN_LIMIT = 0.1
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3))
 
 _MAX_WATCHED = 256
-"""Maximum number of watched processes, of a descriptor each."""
+"""Maximum count of watched processes, of a descriptor each."""
 
 _SIOCGIFADDR = 0x8915
 _BACKLOG = 4096

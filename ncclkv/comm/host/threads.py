@@ -115,9 +115,9 @@ class ThreadGroup:
             changes.add()
 
     def allgather(
-        self, number: int, rank: int, size: int, item: Any, left_ranks: _LeftRanks, timeout: float
+        self, index: int, rank: int, size: int, item: Any, left_ranks: _LeftRanks, timeout: float
     ) -> dict[int, Any]:
-        """Return the item that each rank gave to the `number`-th exchange.
+        """Return the item that each rank gave to the exchange of that index.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class ThreadGroup:
         """
         who, what = f"rank {rank} of {size}", "an exchange of threads"
         with self.lock:
-            items = self._exchanges.setdefault(number, {})
+            items = self._exchanges.setdefault(index, {})
             items[rank] = item
             begin = concurrency.monotonic()
             while len(items) < size:
@@ -149,7 +149,7 @@ class ThreadGroup:
                     )
                 self.changes[rank].happened.wait(_PAUSE_SECONDS)
             self.announce()
-            self._exchanges.pop(number, None)
+            self._exchanges.pop(index, None)
             return items
 
 
@@ -267,9 +267,9 @@ class ThreadTransport(Transport):
     def _allgather(self, item: Any) -> dict[int, Any]:
         """Return the item of each rank."""
         self._exchanges += 1
-        number = self._exchanges
+        index = self._exchanges
         return self._group.allgather(
-            number, self.rank, self.size, item, self.left_ranks, self.timeout
+            index, self.rank, self.size, item, self.left_ranks, self.timeout
         )
 
     def left_ranks(self) -> dict[int, str]:
@@ -317,8 +317,8 @@ _current = _Current()
 _rank_threads: WeakSet[concurrency.Thread] = WeakSet()
 """The threads that are ranks, and those that were and have ended."""
 
-_numbers = count(1)
-"""Numbers of the groups so far, for their names."""
+_indices = count(1)
+"""Indices of the groups so far, for their names."""
 
 
 def communicators(
@@ -330,7 +330,7 @@ def communicators(
     for end in ends:
         end.timeout = timeout
     made = [HostCommunicator(end, timeout) for end in ends]
-    name = f"threads {next(_numbers)}"
+    name = f"threads {next(_indices)}"
     for each in made:
         each.calls.store = name
     return made

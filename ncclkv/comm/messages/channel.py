@@ -16,7 +16,7 @@ SHORT_BYTES = 16 * 1024
 """Up to here a second trip costs more than the bytes that it saves."""
 
 PIECE_BYTES = 2 * 1024 * 1024
-"""Bytes of a rank's share of a piece: a piece is this times the number of ranks.
+"""Bytes of a rank's share of a piece: a piece is this times the count of ranks.
 
 Ranks wait for each other twice a piece.  But a message of 4 MiB and more waits in MPICH over TCP
 until the peer's own message has left: a link of 1 Gbit/s then had half of its speed.

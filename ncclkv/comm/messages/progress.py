@@ -44,7 +44,7 @@ _is_done = methodcaller("done")
 _in_flight: dict[ProgressEngine, None] = {}
 
 _engines: weakref.WeakValueDictionary[int, ProgressEngine] = weakref.WeakValueDictionary()
-_numbers = count(1)
+_indices = count(1)
 
 
 def progress_engines() -> list[ProgressEngine]:
@@ -116,17 +116,17 @@ class ProgressEngine(Progress):
         self.failure: KVStoreError | None = None
         self.observer: WaitObserver | None = None
         self.lock = concurrency.RLock()
-        _engines[next(_numbers)] = self
+        _engines[next(_indices)] = self
 
     def siblings(self) -> list[ProgressEngine]:
         """Return the other engines of this thread that have not failed."""
         return [each for each in open_progress_engines(self._thread) if each is not self]
 
     def show_other_wait(
-        self, description: str, names: Sequence[str], store: str = "", number: int = 0
+        self, description: str, names: Sequence[str], store: str = "", call_index: int = 0
     ) -> None:
         """Show to these ranks that this thread waits in another communicator; read notices."""
-        self.calls.recorder.record_other_wait(description, names, store, number)
+        self.calls.recorder.record_other_wait(description, names, store, call_index)
         with suppress(KVStoreError), self.lock:
             self._transport.left_ranks()
             self.calls.receive()
@@ -288,7 +288,7 @@ class HostWork(Work, AwaitedWork):
     finished : bool
         Whether it is complete on this rank.
     step : int
-        Number of steps made, of which each waits for messages.
+        Count of steps made, of which each waits for messages.
     looks, reported, call
         As `AwaitedWork` has them.
     """

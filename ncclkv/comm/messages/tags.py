@@ -51,7 +51,7 @@ class TagPool:
     def __init__(self, transport: Transport, progress: ProgressEngine, offset: int) -> None:
         self._transport = transport
         self._progress = progress
-        self._tags = (_FIRST_TAG + offset + 2 * (number % _TAGS) for number in count())
+        self._tags = (_FIRST_TAG + offset + 2 * (index % _TAGS) for index in count())
         self._holders: deque[StepWork] = deque()
         self._spare: list[_Scratch] = []
         self._kernels = HostKernels()

@@ -1,4 +1,4 @@
-"""Binding: the narrow interface to NCCL, and NCCL's numbers of dtypes and ops.
+"""Binding: the narrow interface to NCCL, and NCCL's values of dtypes and ops.
 
 Buffers and streams are addresses, and no argument is checked.  Counts are in elements of the dtype;
 for `reduce_scatter` and `all_gather` they are elements *per rank*.  A collective returns at once
@@ -19,10 +19,10 @@ Handle = Any
 """Communicator, as the binding refers to it."""
 
 DTYPES = {row.name: row.nccl for row in TABLE if row.nccl is not None}
-"""NCCL's numbers of its dtypes, by NumPy's names (``nccl.h``, ncclDataType_t)."""
+"""NCCL's values of its dtypes, by NumPy's names (``nccl.h``, ncclDataType_t)."""
 
 OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
-"""NCCL's numbers of the ops (``nccl.h``, ncclRedOp_t)."""
+"""NCCL's values of the ops (``nccl.h``, ncclRedOp_t)."""
 
 
 def version_text(code: int) -> str:
@@ -40,7 +40,7 @@ Look = Callable[[], None]
 """Check of the other ranks while the host waits for them, which raises if it cannot go on."""
 
 Collective = Callable[..., None]
-"""Function that puts a collective on a stream, by a communicator and numbers.
+"""Function that puts a collective on a stream, by a communicator and integers.
 
 The arguments are a `Handle`, then the ints that `Binding` names.
 """

@@ -47,7 +47,7 @@ class NcclCommunicator(Communicator):
     The arithmetic is NCCL's.  The order of a sum depends on the length, and 16-bit floats are
     rounded at each step; all ranks get the same bits.  An average is a sum divided by `size`,
     integers toward zero.  Values of float16 are multiplied by ``1 / size`` first.  If some
-    ranks' elements are NaN, ``max`` and ``min`` may give another rank's number.  If `reproducible`
+    ranks' elements are NaN, ``max`` and ``min`` may give another rank's element.  If `reproducible`
     is set, NCCL only moves arrays, and the arithmetic is the same as on hosts.  Averages of
     integers below 64 bits are always made so, because NCCL's sum would wrap.
 
@@ -266,7 +266,7 @@ class NcclCommunicator(Communicator):
                         arguments = dtypes.move_arguments(source, part, part.size)
                         self._binding.broadcast(handle, *arguments, root, stream)
 
-        # Ranks compare the text of a captured collective, so it has no number of this rank alone.
+        # Ranks compare the text of a captured collective, so it has no value of this rank alone.
         what = f"an allgather of {send.nbytes} bytes from each rank"
         if not even:
             what = f"an allgatherv of {receive.nbytes} bytes"

@@ -57,7 +57,7 @@ class CtypesBinding:
     blocking : bool
         Whether communicators block, unless ``NCCL_COMM_BLOCKING`` is set.
     max_ctas : int, optional
-        Maximum number of blocks of a kernel, unless ``NCCL_MAX_CTAS`` is set; by default NCCL
+        Maximum count of blocks of a kernel, unless ``NCCL_MAX_CTAS`` is set; by default NCCL
         chooses.
     library : Library, optional
         By default that of `ncclkv.comm.nccl.library.load`.
@@ -281,7 +281,7 @@ class _Group(concurrency.local):
     Attributes
     ----------
     depth : int
-        Number of starts without an end.
+        Count of starts without an end.
     comms : list of Handle
         The communicators of the calls in the group.
     """

@@ -35,9 +35,9 @@ class DeviceInfo:
     share: bool
     """``NCCLKV_SHARE_GPU=1`` is set."""
     devices: int = 0
-    """Number of devices that the rank sees."""
+    """Count of devices that the rank sees."""
     device: int = 0
-    """Number of the device that the rank uses."""
+    """Index of the device that the rank uses."""
     gpu: str = ""
     """Identity of that device on its host."""
     nccl: int = 0
@@ -51,13 +51,13 @@ class DeviceInfo:
     process: str = ""
     """Name of the rank's process, which no other process of the job on this host has."""
     job: int | None = None
-    """Number of ranks that the launcher started; None if unknown."""
+    """Count of ranks that the launcher started; None if unknown."""
 
 
 def device_of(local_rank: int, devices: int) -> int:
     """Return the device of a rank: the ranks of a node take the devices in turn.
 
-    A launcher may make one device visible to each rank; on every rank this device is number 0.
+    A launcher may make one device visible to each rank; on every rank this device has index 0.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def _nccl_identity(each: DeviceInfo) -> str:
 
 
 def max_ctas(infos: Sequence[DeviceInfo]) -> int | None:
-    """Return the maximum number of blocks of NCCL's kernels; None if NCCL chooses.
+    """Return the maximum count of blocks of NCCL's kernels; None if NCCL chooses.
 
     The kernels of all ranks that share a GPU must fit on it together.
     """
@@ -130,7 +130,7 @@ def _settings_to_share(infos: Sequence[DeviceInfo], rank: int) -> dict[str, str]
     if own.nccl >= _SEVERAL_RANKS_ON_A_GPU:
         return chosen | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     # An older NCCL allows one rank for each GPU and host, so each process gets its own host id.
-    # Not a number of this communicator: in the next one another rank may have the same.
+    # Not an id of this communicator: in the next one another rank may have the same.
     chosen |= {
         "NCCL_HOSTID": f"{own.host}-{own.process}",
         "NCCL_NET": "Socket",

@@ -23,15 +23,15 @@ from ncclkv.errors import NotSupported, UsageError
 
 @dataclass(frozen=True)
 class NcclType:
-    """NCCL's numbers of a dtype and an op."""
+    """NCCL's values of a dtype and an op."""
 
     dtype: int
     op: int
     factor: int
-    """Number of NCCL's elements for each element of the array."""
+    """Count of NCCL's elements for each element of the array."""
 
 
-# Dtype of NCCL with the same bytes, and the number of its elements for an element of NumPy.
+# Dtype of NCCL with the same bytes, and the count of its elements for an element of NumPy.
 _ALIKE = {row.name: row.moved_as for row in TABLE if row.moved_as is not None}
 
 _OPS_OF_BOOL = {"sum": "max", "max": "max", "min": "min", "prod": "min"}
@@ -39,7 +39,7 @@ _OPS_OF_BOOL = {"sum": "max", "max": "max", "min": "min", "prod": "min"}
 
 @cache
 def movement(dtype: np.dtype[Any]) -> NcclType:
-    """Return the numbers for moving elements of `dtype`, a dtype that stores can hold.
+    """Return the values for moving elements of `dtype`, a dtype that stores can hold.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def movement(dtype: np.dtype[Any]) -> NcclType:
 
 @lru_cache(maxsize=256)
 def reduction(dtype: np.dtype[Any], op: str, what: str = "") -> NcclType:
-    """Return the numbers for reducing elements of `dtype`, a dtype that stores can hold.
+    """Return the values for reducing elements of `dtype`, a dtype that stores can hold.
 
     Parameters
     ----------

@@ -141,7 +141,7 @@ def _gpu(peers: Communicator, host: str, share: bool) -> DeviceInfo:
         cupy.__version__,
         driver,
         bus=bus,
-        # Two containers of a host may have processes of one number.
+        # Two containers of a host may have processes of one id.
         process=f"{os.getpid()}-{env.launched_rank()}",
         job=env.launched_size(),
     )

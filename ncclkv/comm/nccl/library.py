@@ -40,7 +40,7 @@ class Config(ctypes.Structure):
     blocking : bool
         Whether each call returns only when NCCL has completed it.
     max_ctas : int, optional
-        Maximum number of blocks of a kernel; by default NCCL chooses.
+        Maximum count of blocks of a kernel; by default NCCL chooses.
     """
 
     _fields_ = (

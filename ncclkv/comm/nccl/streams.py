@@ -21,7 +21,7 @@ PER_THREAD = 2
 # CU_STREAM_CAPTURE_MODE_RELAXED of cuda.h.
 _RELAXED = 2
 
-# A lower number is a higher priority; CUDA limits it to the highest priority of the device.
+# A lower value is a higher priority; CUDA limits it to the highest priority of the device.
 _HIGHEST = -100
 
 # Codes of driver_types.h for a refused call, after which the device works on: invalid values, lack
@@ -171,7 +171,7 @@ class CupyStreams:
     Parameters
     ----------
     device : int
-        CuPy's number of the device.
+        CuPy's index of the device.
     """
 
     def __init__(self, device: int) -> None:

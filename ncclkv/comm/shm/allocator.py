@@ -48,7 +48,7 @@ class Allocator:
     Attributes
     ----------
     size : int
-        Maximum number of bytes.
+        Bytes from `start` to `stop`.
     """
 
     def __init__(self, segment: Segment, start: int, stop: int, *, reuse: bool = True) -> None:
@@ -67,9 +67,9 @@ class Allocator:
             return np.zeros(0, np.uint8)
         size = -(-nbytes // ALIGNMENT) * ALIGNMENT
         self._collect()
-        for number, (lo, length, extent) in enumerate(self._free):
+        for index, (lo, length, extent) in enumerate(self._free):
             if length >= size:
-                self._free[number] = (lo + size, length - size, extent)
+                self._free[index] = (lo + size, length - size, extent)
                 if self._reuse:  # new memory is zero, and peers may have written to it already
                     extent[lo : lo + nbytes] = 0
                 return self._cut(lo, nbytes, size, extent)
@@ -128,10 +128,10 @@ class Allocator:
     def offset_of(self, array: Buffer) -> Offset | None:
         """Return the offset of a contiguous array; None outside this allocator."""
         where = address(array)
-        number = bisect.bisect(self._extents, where, key=_address) - 1
-        if number < 0:
+        index = bisect.bisect(self._extents, where, key=_address) - 1
+        if index < 0:
             return None
-        begin, start, extent = self._extents[number]
+        begin, start, extent = self._extents[index]
         offset = where - begin
         if offset + array.nbytes > extent.size:
             return None

@@ -229,8 +229,8 @@ class AllReduce:
             yield from node.double_buffer.acquire(slot)
         phase = ENTERED
         step = HALF_BYTES // self._send.itemsize
-        for number, start in enumerate(range(0, count, step)):
-            chunk = _Chunk(number, start, min(start + step, count))
+        for index, start in enumerate(range(0, count, step)):
+            chunk = _Chunk(index, start, min(start + step, count))
             if plan.sends is None:
                 self._copy_in(chunk)
                 phase += 1
@@ -246,7 +246,9 @@ class AllReduce:
     def _staged(self, index: int, chunk: _Chunk) -> Buffer:
         """Return a rank's copy of a chunk."""
         nbytes = (chunk.stop - chunk.start) * self._send.itemsize
-        return self._node.double_buffer.copy(index, chunk.number, nbytes).view(self._send.dtype)
+        return self._node.double_buffer.copy(index, chunk.chunk_index, nbytes).view(
+            self._send.dtype
+        )
 
     def _slices(self, chunk: _Chunk) -> list[tuple[int, int]]:
         """Return the elements of a chunk that each owner reduces."""
@@ -319,8 +321,8 @@ class AllReduce:
 
 
 class _Chunk(NamedTuple):
-    """Elements ``[start, stop)``, and the number of this chunk of the array."""
+    """Elements ``[start, stop)``, and the index of this chunk of the array."""
 
-    number: int
+    chunk_index: int
     start: int
     stop: int

@@ -92,22 +92,22 @@ class Broadcast:
         slot.publish(DONE)
 
     def _chunks(self) -> Iterator[tuple[int, Buffer]]:
-        """Yield the number of each chunk, and its bytes."""
-        for number, start in enumerate(range(0, self._bytes.size, HALF_BYTES)):
-            yield number, self._bytes[start : start + HALF_BYTES]
+        """Yield the index of each chunk, and its bytes."""
+        for index, start in enumerate(range(0, self._bytes.size, HALF_BYTES)):
+            yield index, self._bytes[start : start + HALF_BYTES]
 
     def _send(self, *, staged: bool) -> Steps:
         """Publish each chunk to this node as soon as it has arrived here."""
         node, slot = self._node, self._slot
-        for number, chunk in self._chunks():
+        for index, chunk in self._chunks():
             if self._group is not None:
                 first = self._sources.index(self._call.root)
                 yield from algorithms.broadcast(self._group.channel, chunk, first)
             if staged:
-                if number > 1:
-                    yield slot.stragglers(ENTERED + number - 1)
-                node.double_buffer.copy(node.index, number, chunk.size)[:] = chunk
-            slot.publish(ENTERED + number)
+                if index > 1:
+                    yield slot.stragglers(ENTERED + index - 1)
+                node.double_buffer.copy(node.index, index, chunk.size)[:] = chunk
+            slot.publish(ENTERED + index)
 
     def _receive(self) -> Steps:
         """Copy each chunk that the source has published."""
@@ -115,13 +115,13 @@ class Broadcast:
         offset = yield from self._enter()
         source = node.ranks.index(self._source)
         whole = None if offset is None else node.view(source, offset, nbytes)
-        for number, chunk in self._chunks():
-            yield slot.waiting_for(self._source, ENTERED + number)
+        for index, chunk in self._chunks():
+            yield slot.waiting_for(self._source, ENTERED + index)
             if whole is None:
-                chunk[:] = node.double_buffer.copy(source, number, chunk.size)
-                slot.publish(ENTERED + number + 1)
+                chunk[:] = node.double_buffer.copy(source, index, chunk.size)
+                slot.publish(ENTERED + index + 1)
             else:
-                start = number * HALF_BYTES
+                start = index * HALF_BYTES
                 chunk[:] = whole[start : start + chunk.size]
 
     def _enter(self) -> Generator[Sequence[Request], None, Offset | None]:

@@ -107,7 +107,7 @@ class CrossNode(NodeGroup):
         summed = "sum" if op == "avg" else op
         total = np.empty(count, working_dtype(dtype, op))
         self.channel.kernels.reduce(parts, total, summed)
-        order = [[number] for number in range(len(self._nodes))]
+        order = [[index] for index in range(len(self._nodes))]
         yield from Sum(self.channel, [total], order, total[own], summed, to).steps()
         return Reduced(total[own], self._size, op)
 
@@ -135,9 +135,9 @@ def wire_bytes(
     copies = 0 if sharded else sum(to.receives(rank) for rank in node.ranks if rank != node.rank)
     inside = (count - width + copies * width) * dtype.itemsize
     itemsize = dtype.itemsize if ordered else working_dtype(dtype, op).itemsize
-    size, number = len(node.nodes), node.nodes.index(tuple(node.ranks))
+    size, index = len(node.nodes), node.nodes.index(tuple(node.ranks))
     parts = len(node.ranks) if ordered else 1
-    return inside + two_step.wire_bytes(width, itemsize, nodes, number, size, limits(size), parts)
+    return inside + two_step.wire_bytes(width, itemsize, nodes, index, size, limits(size), parts)
 
 
 class Reduced(NamedTuple):
@@ -147,7 +147,7 @@ class Reduced(NamedTuple):
     ----------
     total : ndarray
     size : int
-        The number of ranks to divide an average by.
+        The count of ranks, by which an average is divided.
     op : str
     """
 

@@ -53,7 +53,7 @@ class Node:
     index : int
         The index of this rank in `ranks`.
     owners : int
-        Number of ranks that reduce a slice: that of the smallest node.
+        Count of ranks that reduce a slice: that of the smallest node.
     neighbours : dict of int to int
         The index in `ranks` of each other rank of the node, in the order of `Wire.peers`.
     far : list of int

@@ -38,7 +38,7 @@ class Segment(ABC):
     capacity : int
         Size in bytes.
     extent_bytes : int
-        Preferred number of bytes to map at once.
+        Bytes that are best mapped at once.
     """
 
     capacity: int
@@ -132,8 +132,8 @@ def mapped_array(where: int, nbytes: int, unmap: Callable[[int, int], object]) -
         When `where` is ``MAP_FAILED``.
     """
     if where == _MAP_FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
     memory = (ctypes.c_uint8 * nbytes).from_address(where)
     weakref.finalize(memory, unmap, where, nbytes).atexit = False
     return np.frombuffer(memoryview(memory), np.uint8)
@@ -143,10 +143,10 @@ def mapped_array(where: int, nbytes: int, unmap: Callable[[int, int], object]) -
 def libc() -> Any:
     """Return the C library, with the types of its functions for mappings."""
     library = ctypes.CDLL(None, use_errno=True)
-    pointer, size, number, offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long
+    pointer, size, integer, offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long
     library.mmap.restype = library.mremap.restype = pointer
-    library.mmap.argtypes = [pointer, size, number, number, number, offset]
-    library.mremap.argtypes = [pointer, size, size, number]
+    library.mmap.argtypes = [pointer, size, integer, integer, integer, offset]
+    library.mremap.argtypes = [pointer, size, size, integer]
     library.munmap.argtypes = [pointer, size]
     return library
 

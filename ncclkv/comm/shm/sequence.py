@@ -19,7 +19,7 @@ from ncclkv.comm.types import Buffer
 from ncclkv.errors import OrderMismatch
 
 RING = 1024
-"""Number of collectives of a node that may be in flight at once."""
+"""Count of collectives of a node that may be in flight at once."""
 
 HEADER_WORDS = 10
 """Words of the header of a collective: the digest, the arguments, and the time of arrival."""
@@ -146,31 +146,31 @@ class SequenceTable:
 class CollectiveSlot:
     """One collective in the sequence table, as one rank sees it.
 
-    A phase is a number from 1 to `DONE` that only grows.
+    A phase is an integer from 1 to `DONE` that only grows.
 
     Attributes
     ----------
-    number : int
-        The number of the collective on this node, from 1.
+    index : int
+        The index of the collective on this node, from 1.
     digest : int
         The first word of this rank's header.
     """
 
-    __slots__ = ("_base", "_index", "_table", "digest", "number")
+    __slots__ = ("_base", "_position", "_table", "digest", "index")
 
-    def __init__(self, table: SequenceTable, number: int) -> None:
+    def __init__(self, table: SequenceTable, index: int) -> None:
         self._table = table
-        self.number = number
+        self.index = index
         self.digest = table.digest.value
-        self._base = number * _PHASES
-        self._index = number % RING
+        self._base = index * _PHASES
+        self._position = index % RING
 
     # This rank
 
     @concurrency.shared_step("slot: write header", writes=True)
     def write_header(self, words: Sequence[int]) -> None:
         """Write the digest, `words` and the time for the peers to read, before the first phase."""
-        headers, lo = self._table.local_headers, self._index * HEADER_WORDS
+        headers, lo = self._table.local_headers, self._position * HEADER_WORDS
         headers[lo] = self.digest
         headers[lo + _ARRIVAL] = concurrency.monotonic_ns()
         for position, word in enumerate(words, lo + 1):
@@ -180,19 +180,19 @@ class CollectiveSlot:
     def write_words(self, position: int, words: Sequence[int]) -> None:
         """Write words of the header that no peer reads any more, before the next phase."""
         headers = self._table.local_headers
-        for place, word in enumerate(words, self._index * HEADER_WORDS + position):
+        for place, word in enumerate(words, self._position * HEADER_WORDS + position):
             headers[place] = word
 
     @concurrency.shared_step("slot: publish", writes=True)
     def publish(self, phase: int) -> None:
         """Publish that this rank has reached a phase."""
-        self._table.local_flags[self._index] = self._base + phase
+        self._table.local_flags[self._position] = self._base + phase
         self._table.notify()
 
     @concurrency.shared_step("slot: fail", writes=True)
     def fail(self) -> None:
         """Publish that ranks have made different calls."""
-        self._table.local_flags[self._index] = FAILED
+        self._table.local_flags[self._position] = FAILED
         self._table.notify()
 
     # The peers
@@ -200,26 +200,26 @@ class CollectiveSlot:
     @concurrency.shared_step("slot: read headers")
     def headers(self) -> list[list[int]]:
         """Return the headers of all ranks but for times; all must have reached the first phase."""
-        lo = self._index * HEADER_WORDS
+        lo = self._position * HEADER_WORDS
         return [words[lo : lo + _ARRIVAL].tolist() for words in self._table.headers]
 
     @concurrency.shared_step("slot: read arrivals")
     def arrivals(self) -> dict[int, float]:
         """Return the times of arrival, as `Work.arrivals`."""
-        table, position = self._table, self._index * HEADER_WORDS + _ARRIVAL
+        table, position = self._table, self._position * HEADER_WORDS + _ARRIVAL
         times = {
             rank: words[position] / 1e9
             for rank, words in zip(table.ranks, table.headers, strict=True)
         }
         concurrency.point("slot: arrivals before flags")
         # Flags last: a flag of a later collective shows that the slot's words may be of that one.
-        reached = [flags[self._index] - self._base for flags in table.flags]
+        reached = [flags[self._position] - self._base for flags in table.flags]
         return times if all(ENTERED <= phase <= DONE for phase in reached) else {}
 
     @concurrency.shared_step("slot: compare headers")
     def headers_match(self, expected: Sequence[Sequence[int]]) -> bool:
         """Return whether each rank's header has this rank's digest and the words expected of it."""
-        lo, digest = self._index * HEADER_WORDS, self.digest
+        lo, digest = self._position * HEADER_WORDS, self.digest
         for words, wanted in zip(self._table.headers, expected, strict=True):
             if words[lo] != digest or words[lo + 1 : lo + 1 + len(wanted)].tolist() != wanted:
                 return False
@@ -228,16 +228,16 @@ class CollectiveSlot:
     @concurrency.shared_step("slot: poll flags")
     def all_reached(self, phase: int) -> bool:
         """Return whether all other ranks have reached a phase."""
-        index, value = self._index, self._base + phase
+        position, value = self._position, self._base + phase
         for _, flags in self._table.peers:  # noqa: SIM110  # a loop takes half as long as all()
-            if flags[index] < value:
+            if flags[position] < value:
                 return False
         return True
 
     def stragglers(self, phase: int) -> list[PeerFlags]:
         """Return a request that all other ranks reach a phase."""
         table = self._table
-        return [PeerFlags(table.rank, table.peers, self._index, self._base + phase)]
+        return [PeerFlags(table.rank, table.peers, self._position, self._base + phase)]
 
     def waiting_for(self, rank: int, phase: int) -> list[PeerFlags]:
         """Return a request that one rank reaches a phase."""
@@ -247,7 +247,7 @@ class CollectiveSlot:
     def is_complete(self) -> bool:
         """Return whether all ranks are done, this rank included."""
         done = self._base + DONE
-        return self._table.local_flags[self._index] >= done and self.all_reached(DONE)
+        return self._table.local_flags[self._position] >= done and self.all_reached(DONE)
 
     def unfinished(self) -> list[PeerFlags]:
         """Return a request that all ranks are done, this rank included."""
@@ -257,7 +257,7 @@ class CollectiveSlot:
         """Return a request that all ranks, this one included, reach a phase."""
         table = self._table
         everyone = [(table.rank, table.local_flags), *table.peers]
-        return [PeerFlags(table.rank, everyone, self._index, self._base + phase)]
+        return [PeerFlags(table.rank, everyone, self._position, self._base + phase)]
 
     # The collective that had this slot before
 
@@ -267,11 +267,13 @@ class CollectiveSlot:
 
         This rank, too: its flag of a later collective tells the others that it is done before.
         """
-        if self.number <= RING:
+        if self.index <= RING:
             return True
         done = DONE - RING * _PHASES
-        return self._table.local_flags[self._index] >= self._base + done and self.all_reached(done)
+        return self._table.local_flags[self._position] >= self._base + done and self.all_reached(
+            done
+        )
 
     def until_free(self) -> list[PeerFlags]:
         """Return a request that all ranks are done with the collective that had this slot."""
-        return [] if self.number <= RING else self._of_all(DONE - RING * _PHASES)
+        return [] if self.index <= RING else self._of_all(DONE - RING * _PHASES)

@@ -111,7 +111,7 @@ def descriptors(ranks: int) -> int:
 
 
 def free_descriptors() -> int:
-    """Return the number of files that this process may still open."""
+    """Return the count of files that this process may still open."""
     import resource  # not on every system
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -22,13 +22,13 @@ from ncclkv.kernels.host.compiled import COMPLETE, MAX_RANKS
 
 
 class SmallAllReduce:
-    """A kind of small reductions: one number of elements, dtype, op and root.
+    """A kind of small reductions: one count of elements, dtype, op and root.
 
     Parameters
     ----------
     node : Node
     count : int
-        Number of elements, in at most `INLINE_BYTES`.
+        Count of elements, in at most `INLINE_BYTES`.
     dtype : dtype
     op : str
     root : int, optional
@@ -139,8 +139,8 @@ class SmallAllReduceWork(HostWork):
         outcome = compiled.short_sum(
             table,
             small.node.index,
-            slot.number,
-            0 if previous is None else previous.number,
+            slot.index,
+            0 if previous is None else previous.index,
             slot.digest,
             *small.packed,
             self.progress.spin_limit,

@@ -10,7 +10,7 @@ from ncclkv.comm.transport import LocalRequest, Steps
 from ncclkv.comm.types import Buffer
 
 RINGS = ((16 * 1024, 16), (256 * 1024, 4))
-"""Bytes of a slot, and number of slots; more slots would push each other out of the cache."""
+"""Bytes of a slot, and count of slots; more slots would push each other out of the cache."""
 
 INLINE_BYTES = RINGS[-1][0]
 """Arrays of at most this size are copied whole."""
@@ -42,7 +42,7 @@ class SlotRing:
         self._taken = 0
 
     def __len__(self) -> int:
-        """Return the number of slots."""
+        """Return the count of slots."""
         return len(self._holders)
 
     def take(self, slot: CollectiveSlot) -> tuple[int, CollectiveSlot | None]:
@@ -87,20 +87,20 @@ class DoubleBuffer:
 
     def enqueue(self, slot: CollectiveSlot) -> None:
         """Append a collective that may need this rank's halves to the queue."""
-        self._queue.append(slot.number)
+        self._queue.append(slot.index)
 
     def acquire(self, slot: CollectiveSlot) -> Steps:
         """Take the halves, after the earlier collectives and once no rank reads their content."""
-        yield [LocalRequest(self._rank, lambda: self._queue[0] == slot.number)]
+        yield [LocalRequest(self._rank, lambda: self._queue[0] == slot.index)]
         previous, self._holder = self._holder, slot
         yield [] if previous is None else previous.unfinished()
         self.dequeue(slot)
 
     def dequeue(self, slot: CollectiveSlot) -> None:
         """Remove a collective that has the halves, or needs none."""
-        self._queue.remove(slot.number)
+        self._queue.remove(slot.index)
 
-    def copy(self, index: int, number: int, nbytes: int) -> Buffer:
-        """Return a rank's copy of the chunk of that number."""
-        lo = number % _HALVES * HALF_BYTES
+    def copy(self, index: int, chunk_index: int, nbytes: int) -> Buffer:
+        """Return the copy of the rank and the chunk of these indices."""
+        lo = chunk_index % _HALVES * HALF_BYTES
         return self._pages[index][lo : lo + nbytes]

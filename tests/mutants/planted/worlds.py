@@ -22,13 +22,13 @@ MUTANTS = (
     Mutant(
         name="a-crossing-proven-by-times",
         file=CROSSING,
-        old="""        if report is None or report.other_wait is None or report.made >= number:
+        old="""        if report is None or report.other_wait is None or report.made >= call_index:
             continue
         other = report.other_wait
-        here = made.get(other.store, other.number)
+        here = made.get(other.store, other.call_index)
         if other.store.startswith(CREATION):
             here = creations[other.store]
-        if here < other.number and {mine.name, EVERYONE}.intersection(other.names):
+        if here < other.call_index and {mine.name, EVERYONE}.intersection(other.names):
 """,
         new="""        if report is None or report.other_wait is None:
             continue
@@ -123,8 +123,8 @@ MUTANTS = (
     Mutant(
         name="a-stale-number-of-a-collective",
         file="ncclkv/comm/shm/sequence.py",
-        old="        index, value = self._index, self._base + phase\n        for _, flags",
-        new="        index, value = self._index, phase\n        for _, flags",
+        old="        position, value = self._position, self._base + phase\n        for _, flags",
+        new="        position, value = self._position, phase\n        for _, flags",
         why="the flag of an earlier collective counts for a later one",
         tests=_found_by("a_stale_number_of_a_collective"),
     ),

@@ -21,16 +21,16 @@ def stores() -> tuple[Any, Any, Any, Any]:
     return here, there, here_1, there_1
 
 
-def show(here_1: Any, number: int, store: str = "there") -> None:
+def show(here_1: Any, call_index: int, store: str = "there") -> None:
     """Show on the page of rank 1 that it waits for every rank in another store."""
-    here_1.recorder.record_other_wait("barrier()", [EVERYONE], store, number)
+    here_1.recorder.record_other_wait("barrier()", [EVERYONE], store, call_index)
 
 
-def found(here: Any, there: Any, here_1: Any, number: int = 3) -> bool:
-    """Return whether rank 0 finds a crossing in its call `number`."""
+def found(here: Any, there: Any, here_1: Any, call_index: int = 3) -> bool:
+    """Return whether rank 0 finds a crossing in its call `call_index`."""
     here_1.notify("")
     here.receive()
-    return crossing.find(here, [there], number, {1}) is not None
+    return crossing.find(here, [there], call_index, {1}) is not None
 
 
 def test_two_ranks_in_calls_that_the_other_has_not_made_have_crossed() -> None:

@@ -97,7 +97,7 @@ def test_a_page_holds_the_last_calls_of_a_dead_process(tmp_path: Path) -> None:
     report = writer.board.read(3)
     assert report.label.startswith("rank 3 on ")
     assert report.label.endswith(f"(pid {writer.process.pid})")
-    assert [call.number for call in report.calls] == list(range(1, 101))
+    assert [call.call_index for call in report.calls] == list(range(1, 101))
     assert report.calls[-1].text == "push(100) at train.py:7"
     assert 0 <= report.calls[-1].age < 30
 
@@ -108,12 +108,12 @@ def test_a_page_read_during_a_write_is_consistent(tmp_path: Path) -> None:
         limit, newest = time.monotonic() + 1.0, 0
         while time.monotonic() < limit:
             for call in writer.board.read(3).calls:
-                what = call.number % 500
+                what = call.call_index % 500
                 assert (call.code, call.keys) == (what, 2 * what)
                 assert call.text == f"push({what}) at train.py:7"
             (latest,) = writer.board.read(3, 1).calls[-1:] or [RecordedCall(newest, 0, 0, "", 0)]
-            assert latest.number >= newest
-            newest = latest.number
+            assert latest.call_index >= newest
+            newest = latest.call_index
         assert newest > CALLS, "the writer was too slow to write over anything"
     finally:
         writer.kill()
@@ -124,7 +124,7 @@ def test_a_record_overwritten_by_another_call_is_left_out() -> None:
     noted(own, 5)
     torn = flight_recorder._LOG_FROM + call_log._COUNT_BYTES + 3 * call_log._CALL.size
     call_log._CALL.pack_into(own._own, torn, 3 + CALLS, 0, 0)
-    assert [call.number for call in own.read(0).calls] == [1, 2, 4, 5]
+    assert [call.call_index for call in own.read(0).calls] == [1, 2, 4, 5]
 
 
 @pytest.mark.parametrize("count", [0, 1, CALLS - 2, CALLS - 1, CALLS, CALLS + 1, 3 * CALLS + 7])
@@ -133,9 +133,9 @@ def test_the_last_calls_are_kept(count: int) -> None:
     noted(own, count)
     calls = own.read(0).calls
     first = max(1, count - CALLS + 2)
-    assert [call.number for call in calls] == list(range(first, count + 1))
+    assert [call.call_index for call in calls] == list(range(first, count + 1))
     assert [call.text for call in calls] == [f"call {number}" for number in range(first, count + 1)]
-    assert [call.number for call in own.read(0, 2).calls] == [
+    assert [call.call_index for call in own.read(0, 2).calls] == [
         number for number in (count - 1, count) if number > 0
     ]
 
@@ -191,7 +191,7 @@ def test_a_page_is_read_while_a_thread_writes() -> None:
     try:
         for _ in range(50):
             for call in own.read(0).calls:
-                assert (call.code, call.keys) == (call.number, 2 * call.number)
+                assert (call.code, call.keys) == (call.call_index, 2 * call.call_index)
     finally:
         over.set()
         thread.join()
@@ -260,10 +260,10 @@ def test_no_difference_in_the_calls_that_both_pages_hold(
     assert first_difference(mine, theirs) is None
 
 
-def test_calls_are_compared_by_number() -> None:
+def test_calls_are_compared_by_index() -> None:
     pair = first_difference(made(5, 6, 7, first=5), made(4, 5, 6, 8, first=4))
     assert pair is not None
-    assert pair[0].number == 7
+    assert pair[0].call_index == 7
 
 
 def test_the_last_call_is_described() -> None:

@@ -62,7 +62,7 @@ def test_other_nodes_are_notified_of_a_wait_and_asked_once(
     calls[0].collect_reports([1, 3], 0.0)
     assert calls[0].transport.notified == [2, 3], "one message each"
     calls[2].receive()
-    assert [calls[2].report(rank).calls[-1].number for rank in (0, 1)] == [1, 2]
+    assert [calls[2].report(rank).calls[-1].call_index for rank in (0, 1)] == [1, 2]
 
 
 def test_a_circle_of_waiting_ranks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

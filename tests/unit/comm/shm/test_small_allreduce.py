@@ -46,15 +46,15 @@ class LocalRank:
     def attend(self, slot: CollectiveSlot, position: int, previous: CollectiveSlot | None) -> int:
         """Take part in a sum, and poll the other rank only once."""
         assert self.small.tables is not None
-        numbers = (*numbers_of(slot, previous), *self.small.packed, 0)
+        words = (*words_of(slot, previous), *self.small.packed, 0)
         return compiled.short_sum(
-            self.small.tables[position], self.rank, *numbers, self.send, self.receive, False
+            self.small.tables[position], self.rank, *words, self.send, self.receive, False
         )
 
 
-def numbers_of(slot: CollectiveSlot, previous: CollectiveSlot | None) -> tuple[int, int, int]:
-    """Return the numbers of two collectives and the digest, as `short_sum` takes them."""
-    return slot.number, 0 if previous is None else previous.number, slot.digest
+def words_of(slot: CollectiveSlot, previous: CollectiveSlot | None) -> tuple[int, int, int]:
+    """Return the indices of two collectives and the digest, as `short_sum` takes them."""
+    return slot.index, 0 if previous is None else previous.index, slot.digest
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_wrong_calls_raise_and_publish_nothing(
     args: list[Any] = [
         first.small.tables[position],
         0,
-        *numbers_of(slot, previous),
+        *words_of(slot, previous),
         *first.small.packed,
     ]
     args += [0, first.send, first.receive, False]
