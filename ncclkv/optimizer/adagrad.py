@@ -38,7 +38,7 @@ class AdaGrad(Optimizer):
     Raises
     ------
     UsageError
-        When an argument is not such a number.
+        When an argument is not such a value.
 
     Examples
     --------

@@ -28,7 +28,7 @@ class Adam(Optimizer):
     key.  The arithmetic is that of ``adam_update`` (MXNet ``src/operator/optimizer_op-inl.h``).
     The paper (Kingma and Ba, 2014, section 2) has the form with this c, but no decay and no
     clipping.  torch adds epsilon after the correction of v, and has no clipping.
-    Complex weights are updated as pairs of real numbers, as in torch.
+    Complex weights are updated as pairs of reals, as in torch.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Adam(Optimizer):
     Raises
     ------
     UsageError
-        When an argument is not such a number.
+        When an argument is not such a value.
 
     Examples
     --------

@@ -92,10 +92,10 @@ class Optimizer(ABC):
     clip_gradient : float, optional
         Bound, above 0, on the absolute value of each element of the rescaled gradient.
     lr_scheduler : callable, optional
-        Schedule of the learning rate: a function of the largest number of updates of a key, such as
+        Schedule of the learning rate: a function of the largest count of updates of a key, such as
         `ncclkv.optimizer.CosineScheduler`.  A `learning_rate` beside it replaces its ``base_lr``.
     begin_num_update : int
-        Number of updates that count as made, for the schedule and for `scalars`.
+        Count of updates that are taken as made, for the schedule and for `scalars`.
     param_idx2name : dict of int to str, optional
         Names of integer keys, under which `lr_mult` and `wd_mult` may have their factors, too.
         As in MXNet, `wd_mult` is 0 for names that end neither in ``_weight`` nor in ``_gamma``.
@@ -110,7 +110,7 @@ class Optimizer(ABC):
         1e-8; torch's ``clip_grad_norm_`` adds 1e-6.  A flush is all keys pushed since the last
         pull, wait or flush.  The store updates no key before the sums of all these keys are
         complete.  So push all keys before the first pull.  A second push of a key, or a push after
-        a change of a number, begins a new flush.
+        a change of a hyperparameter, begins a new flush.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class Optimizer(ABC):
     clip_global_norm : float or None
         Another bound takes effect at the next push, but not a change from or to None.
     num_update : int
-        The largest number of updates of a key, counted by the store under a schedule.
+        The largest count of updates of a key, kept by the store under a schedule.
     rate_before : float or None
         Of a snapshot: the learning rate of the update before, for optimizers that read it.
     lr_mult, wd_mult : dict
@@ -139,7 +139,7 @@ class Optimizer(ABC):
     checks : mapping of str to callable
         `Checks` of the attributes that a subclass adds.
     complex_weights : bool
-        Whether complex weights are updated, as pairs of real numbers.
+        Whether complex weights are updated, as pairs of reals.
     counted : bool
         Whether `scalars` reads its `count`.  Else equal hyperparameters reuse a table.
     decayed_names : tuple of str
@@ -151,7 +151,8 @@ class Optimizer(ABC):
         When an argument, or a value assigned to an attribute, is not such a value; on an
         assignment to torch's name of an attribute, such as ``lr``.
     ReadOnlyAttribute
-        On an assignment to a number that decides which states there are, such as a momentum.
+        On an assignment to a hyperparameter that decides which states there are, such as a
+        momentum.
 
     Examples
     --------
@@ -305,7 +306,7 @@ assign another schedule, or None, to lr_scheduler first
         return rate, rate
 
     def count_updates(self, num_update: int) -> None:
-        """Set `num_update`; the store calls it, and the number is none of the rank's settings."""
+        """Set `num_update`; the store calls it, and the count is none of the rank's settings."""
         self.__dict__["num_update"] = num_update
 
     @property
@@ -323,7 +324,7 @@ assign another schedule, or None, to lr_scheduler first
         Raises
         ------
         UsageError
-            When the number is refused, or the optimizer has a schedule.
+            When the rate is refused, or the optimizer has a schedule.
         """
         self.learning_rate = learning_rate
 
@@ -396,7 +397,7 @@ assign another schedule, or None, to lr_scheduler first
         key : int or str
             Used only to look up its factors, by `learning_rate_of` and `wd_of`.
         count : int
-            Number of this update of the key, from 1.
+            Index of this update of the key, from 1.
         """
 
     def check_weights(self, key: Key, dtype: np.dtype[Any]) -> None:
@@ -453,7 +454,7 @@ assign another schedule, or None, to lr_scheduler first
         return lr_mult, wd_mult
 
     def common_scalars(self, key: Key) -> tuple[float, float, float]:
-        """Return the last numbers of a row, in the order of ``kernels/programs/gradient.h``.
+        """Return the last scalars of a row, in the order of ``kernels/programs/gradient.h``.
 
         Returns
         -------
@@ -471,7 +472,7 @@ assign another schedule, or None, to lr_scheduler first
         Parameters
         ----------
         num_update : int, optional
-            A schedule is replaced by its learning rate at this number, by default `num_update`.
+            A schedule is replaced by its learning rate at this count, by default `num_update`.
 
         Raises
         ------

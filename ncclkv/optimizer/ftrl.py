@@ -42,7 +42,7 @@ class Ftrl(Optimizer):
     Raises
     ------
     UsageError
-        When an argument is not such a number.
+        When an argument is not such a value.
 
     Examples
     --------

@@ -18,7 +18,7 @@ Counted = TypeVar("Counted", bound="CountedDict[Any]")
 
 # `float` accepts text, takes a flag as 0 or 1, and drops the imaginary part of NumPy's complex
 # numbers.
-_NO_NUMBERS = (bool, np.bool_, str, bytes, np.complexfloating)
+_NO_REALS = (bool, np.bool_, str, bytes, np.complexfloating)
 
 
 def finite(name: str, value: Any, *, least: float | None = None) -> float:
@@ -44,14 +44,14 @@ def finite(name: str, value: Any, *, least: float | None = None) -> float:
     """
     check_length(name, value)
     try:
-        number = float("nan") if isinstance(value, _NO_NUMBERS) else float(value)
+        found = float("nan") if isinstance(value, _NO_REALS) else float(value)
     except (TypeError, ValueError, OverflowError):
-        number = float("nan")
-    if not math.isfinite(number):
+        found = float("nan")
+    if not math.isfinite(found):
         raise UsageError(f"{name} is {value!r}; give a finite number")
-    if least is not None and number < least:
+    if least is not None and found < least:
         raise UsageError(f"{name} is {value!r}; give a number of at least {least:g}")
-    return number
+    return found
 
 
 def not_negative(name: str, value: Any) -> float:
@@ -73,10 +73,10 @@ def fraction(name: str, value: Any) -> float:
     UsageError
         When `value` is not such a number.
     """
-    number = finite(name, value)
-    if not 0 <= number < 1:
+    found = finite(name, value)
+    if not 0 <= found < 1:
         raise UsageError(f"{name} is {value!r}; give a number of at least 0 and below 1")
-    return number
+    return found
 
 
 def clipping_bound(name: str, value: Any) -> float | None:
@@ -115,7 +115,7 @@ class CountedDict(dict[Key, Value], ABC):
     Attributes
     ----------
     version : int
-        A number that grows with each change.
+        The count of changes.
     """
 
     # On the class too: pickle puts the items in before it sets attributes.
@@ -150,7 +150,7 @@ class CountedDict(dict[Key, Value], ABC):
 
 
 class Factors(CountedDict[float]):
-    """Factors of a number, by key or by its name."""
+    """Factors of a hyperparameter, by key or by its name."""
 
     def checked(self, name: str) -> Factors:
         return checked_factors(name, self)

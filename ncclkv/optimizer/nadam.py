@@ -48,7 +48,7 @@ class Nadam(Optimizer):
     Raises
     ------
     UsageError
-        When an argument is not such a number.
+        When an argument is not such a value.
 
     Examples
     --------
@@ -103,7 +103,8 @@ def _product(beta1: float, decay: float, count: int) -> float:
 
     The product is computed from the count, so that no checkpoint has to keep it.  The loop ends
     when ``1 - product`` is 1: after about 60 updates with the defaults.  The loop also ends when
-    the momentum has grown to beta1.  So it makes at most some thousand steps for any numbers.
+    the momentum has grown to beta1.  So it makes at most some thousand steps for any
+    hyperparameters.
     """
     product = 1.0
     for each in range(1, count + 1):

@@ -53,7 +53,7 @@ def set_config(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
     Raises
     ------
     UsageError
-        When a number differs that is read-only, such as a momentum; then nothing is changed.
+        When a read-only hyperparameter differs, such as a momentum; then nothing is changed.
 
     Examples
     --------

@@ -30,7 +30,7 @@ class RMSProp(Optimizer):
     The arithmetic is that of ``rmsprop_update`` and ``rmspropalex_update`` (MXNet
     ``src/operator/optimizer_op-inl.h``): Tieleman and Hinton, 2012, and Graves, 2013, equations
     38 to 45.  A difference ``n - m * m`` that rounding makes negative counts as 0; MXNet takes
-    the root of the negative number.
+    the root of the negative difference.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class RMSProp(Optimizer):
     Raises
     ------
     UsageError
-        When an argument is not such a number, or `centered` is not a bool.
+        When an argument is not such a value, or `centered` is not a bool.
 
     Examples
     --------

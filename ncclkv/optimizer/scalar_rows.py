@@ -3,8 +3,8 @@
 An optimizer's scalars may depend on `UpdateCounts`.
 
 The kernels read a step as rows of float64, one for each run of keys with equal factors.  Rows are
-computed and copied again only after a number has changed.  Every rank counts every update, also
-ranks that run none.
+computed and copied again only after a hyperparameter or a count has changed.  Every rank counts
+every update, also ranks that run none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Cut = tuple[Segments, int, int]
 
 
 class UpdateCounts:
-    """The number of updates of each key.
+    """The counts of updates by key.
 
     A key's count is its bucket's count plus the key's offset.  So the update of a whole bucket is
     counted in one addition.
@@ -40,11 +40,11 @@ class UpdateCounts:
     Attributes
     ----------
     whole : Counter of int
-        Updates of whole buckets, by the bucket's number.
+        Updates of whole buckets, by the bucket's index.
     offsets : dict of int
         Offsets by key; 0 for other keys.
     version : int
-        A number that changes with each change of the offsets.
+        A count that grows with each change of the offsets.
     """
 
     def __init__(self) -> None:
@@ -64,11 +64,11 @@ class UpdateCounts:
             self.offsets[key] = self.offsets.get(key, 0) + 1
 
     def count(self, bucket: Bucket, key: Key) -> int:
-        """Return the number of updates of a key of `bucket`."""
+        """Return the count of updates of a key of `bucket`."""
         return self.whole[bucket.index] + self.offsets.get(key, 0)
 
     def set(self, bucket: Bucket, key: Key, count: int) -> None:
-        """Make `count` the number of updates of a key of `bucket`."""
+        """Set the count of updates of a key of `bucket`."""
         self.version += 1
         self.offsets[key] = count - self.whole[bucket.index]
         self._buckets[bucket.index] = bucket
@@ -93,7 +93,7 @@ class UpdateCounts:
         self.version += 1
 
     def next(self, bucket: Bucket, keys: AbstractSet[Key], waiting: AbstractSet[Key]) -> int:
-        """Return the largest number of the next updates of `keys`, which are keys of `bucket`.
+        """Return the largest count of the next updates of `keys`, which are keys of `bucket`.
 
         An update that waits to be launched is counted before the next update of its key.
         """
@@ -102,7 +102,7 @@ class UpdateCounts:
         return 1 + max(self.count(bucket, key) + (key in waiting) for key in keys)
 
     def largest(self) -> int:
-        """Return the largest number of updates of a key."""
+        """Return the largest count of updates of a key."""
         return max(
             (
                 self.count(bucket, entry.key)
@@ -154,7 +154,7 @@ class RowLayout:
                 starts.append(entry.lo)
                 rows.append(groups[factors])
         self._bounds = [start - origin for start in (*starts, bucket.count)]
-        # The kernels update a complex number as two real numbers.
+        # The kernels update a complex element as two reals.
         self._width = 2 if bucket.dtype.kind == "c" else 1
         self._rows = np.array(rows, np.intp)
         self._bucket = bucket
@@ -172,7 +172,7 @@ class RowLayout:
     def cut(self, lo: int, hi: int) -> Cut:
         """Return the segments of elements ``[lo, hi)`` from the origin; one object a range.
 
-        Their bounds count real numbers.
+        Their bounds count reals: two for each complex element.
         """
         cached = self._cuts.get((lo, hi))
         if cached is None:
@@ -218,7 +218,7 @@ class ScalarRows:
 
 
 class RowCache:
-    """The rows of each bucket, computed again only after a number has changed.
+    """The rows of each bucket, computed again only after a hyperparameter or a count has changed.
 
     Parameters
     ----------

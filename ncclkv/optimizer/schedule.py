@@ -1,12 +1,12 @@
-"""Schedules: the learning rate as a function of the number of updates, as in MXNet.
+"""Schedules: the learning rate as a function of the count of updates, as in MXNet.
 
-A schedule is any function of ``num_update``, the largest number of updates of a key, counted from
-1.  The classes here are those of ``mxnet.lr_scheduler`` 1.9.1, with its numbers to the last bit.
+A schedule is any function of ``num_update``, the largest count of updates of a key, which begins at
+1.  The classes here are those of ``mxnet.lr_scheduler`` 1.9.1, with its rates to the last bit.
 Their objects never change, and a checkpoint holds their arguments.
 
 ``num_update`` is set when a key is pushed, so no rate depends on buckets.  All keys of a push, of a
-group or of a replay have one rate.  If ranks may push different keys, the flush sets the number,
-equally on all ranks.  A checkpoint holds no such number: it is the largest of the saved counts.
+group or of a replay have one rate.  If ranks may push different keys, the flush sets the count,
+equally on all ranks.  A checkpoint holds no such count: it is the largest of the saved counts.
 
 Ranks compare the schedules here by their arguments, and a function of the program by its name
 alone.  A store that loads a checkpoint with such a function must have an optimizer with a function
@@ -46,7 +46,7 @@ class LRScheduler(ABC):
     base_lr : float
         Learning rate after the warm-up, before any decay.
     warmup_steps : int
-        The warm-up lasts while ``num_update`` is below this number.
+        The warm-up lasts while ``num_update`` is below this count.
     warmup_begin_lr : float
         At most `base_lr`.
     warmup_mode : {"linear", "constant"}
@@ -54,7 +54,7 @@ class LRScheduler(ABC):
     Raises
     ------
     UsageError
-        When an argument is not such a number.
+        When an argument is not such a value.
     """
 
     base_lr: float
@@ -106,14 +106,14 @@ class FactorScheduler(LRScheduler):
     factor : float
         From 0 to 1.
     stop_factor_lr : float
-        A lower product is replaced by this number.
+        A lower product is replaced by this rate.
     base_lr, warmup_steps, warmup_begin_lr, warmup_mode
         As for `LRScheduler`.
 
     Raises
     ------
     UsageError
-        When an argument is not such a number.
+        When an argument is not such a value.
 
     Examples
     --------
@@ -160,7 +160,7 @@ class MultiFactorScheduler(LRScheduler):
     Parameters
     ----------
     step : sequence of int
-        Numbers of updates, at least 1, in increasing order.
+        Counts of updates, at least 1, in increasing order.
     factor : float
         From 0 to 1.
     base_lr, warmup_steps, warmup_begin_lr, warmup_mode
@@ -169,7 +169,7 @@ class MultiFactorScheduler(LRScheduler):
     Raises
     ------
     UsageError
-        When an argument is not such a number.
+        When an argument is not such a value.
 
     Examples
     --------
@@ -228,7 +228,7 @@ class PolyScheduler(LRScheduler):
     Raises
     ------
     UsageError
-        When an argument is not such a number.
+        When an argument is not such a value.
 
     Examples
     --------
@@ -281,7 +281,7 @@ class CosineScheduler(LRScheduler):
     Raises
     ------
     UsageError
-        When an argument is not such a number.
+        When an argument is not such a value.
 
     Examples
     --------
@@ -325,7 +325,7 @@ def _factor(given: Any) -> float:
 
 
 def _last(given: Any, warmup_steps: int) -> int:
-    """Return the number of the last update of a decay, which begins after the warm-up."""
+    """Return the index of the last update of a decay, which begins after the warm-up."""
     last = check_count("max_update", given, 1)
     if last <= warmup_steps:
         raise UsageError(

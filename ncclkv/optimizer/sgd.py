@@ -25,7 +25,7 @@ class SGD(Optimizer):
     The arithmetic is that of ``sgd_update`` and ``sgd_mom_update`` (MXNet
     ``src/operator/optimizer_op-inl.h``).  The learning rate is inside the momentum, so its
     change affects only later gradients; torch multiplies the whole momentum by the learning
-    rate.  Complex weights are updated as pairs of real numbers, as in torch, and so are they
+    rate.  Complex weights are updated as pairs of reals, as in torch, and so are they
     clipped.
 
     Parameters
@@ -40,7 +40,7 @@ class SGD(Optimizer):
     Raises
     ------
     UsageError
-        When an argument is not such a number.
+        When an argument is not such a value.
 
     Examples
     --------

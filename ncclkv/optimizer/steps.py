@@ -10,9 +10,9 @@ from ncclkv.optimizer.base import Optimizer
 class Steps:
     """The steps of one optimizer.
 
-    Each push keeps its step, because its update may run after a later change of a number.  A bucket
-    is launched before a push with another step, so an equal number must not make a new step: a rank
-    that assigns it would launch other collectives.
+    Each push keeps its step, because its update may run after a later change of a hyperparameter.
+    A bucket is launched before a push with another step, so an equal value must not make a new
+    step: a rank that assigns it would launch other collectives.
 
     Attributes
     ----------
@@ -29,12 +29,12 @@ class Steps:
         self._rates: tuple[float, float] | None = None
 
     def at(self, num_update: int) -> Optimizer:
-        """Return the present step: the same object until a number changes.
+        """Return the present step: the same object until a hyperparameter changes.
 
         Parameters
         ----------
         num_update : int
-            Number of the update, for a schedule of the learning rate.
+            Index of the update, for a schedule of the learning rate.
 
         Raises
         ------

@@ -33,7 +33,7 @@ class Test(Optimizer):
     Raises
     ------
     UsageError
-        When an argument is not such a number.
+        When an argument is not such a value.
 
     Examples
     --------
