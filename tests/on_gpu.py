@@ -107,7 +107,7 @@ def _bench(name: str, call: str, limit: float, *arguments: str, ranks: int = 1) 
 
 _SANITIZER = ("compute-sanitizer", "--target-processes", "all", "--error-exitcode", "9")
 _PROFILER = ("ncu", "--clock-control", "none", "--kernel-name",
-             "regex:^(copy|combine|sgd|checksum|nonfinite)$",
+             "regex:^(copy|combine|sgd|checksum|nonfinite|narrow|encode|decode)$",
              "--section", "SpeedOfLight", "--section", "MemoryWorkloadAnalysis",
              "--section", "LaunchStats", "--launch-count", "30")  # fmt: skip
 _STORE, _COMM = "tests/ranks/test_gpu_store.py", "tests/ranks/test_gpu_comm.py"

@@ -399,7 +399,7 @@ class Communicator(ABC):
         nbytes: int = 0,
         scratch: int = 0,
         sent: Callable[[], int] = int,
-        kept: Sequence[Buffer] = (),
+        kept: Sequence[object] = (),
     ) -> Collective:
         """Prepare a collective that is a program: a generator of exchanges over a `Wire`; local.
 
@@ -420,8 +420,9 @@ class Communicator(ABC):
             returns.
         sent : callable, optional
             Returns `Collective.wire_bytes`.
-        kept : sequence of ndarray
-            The arrays that the program uses.  They stay alive until its work on a GPU is complete.
+        kept : sequence
+            The arrays that the program uses, or objects that have them.  They stay alive until its
+            work on a GPU is complete.
 
         Returns
         -------

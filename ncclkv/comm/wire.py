@@ -236,6 +236,18 @@ def read_of(rank: int, size: int, wants: Wants, itemsize: int = 1) -> int:
     return sum(bounds[1] - bounds[0] for bounds in found if bounds is not None) * itemsize
 
 
+def read_by(rank: int, size: int, wants: Wants, itemsize: int = 1) -> int:
+    """Return the bytes that a rank reads of other ranks in a `Wire.read`.
+
+    Examples
+    --------
+    >>> read_by(2, 3, lambda reader, owner: (0, 10 * reader), itemsize=4)
+    160
+    """
+    found = (wants(rank, owner) for owner in range(size) if owner != rank)
+    return sum(bounds[1] - bounds[0] for bounds in found if bounds is not None) * itemsize
+
+
 def aligned(nbytes: int) -> int:
     """Return the next multiple of `ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
@@ -255,7 +267,7 @@ class Program(NamedTuple):
     nbytes: int
     scratch: int
     sent: Callable[[], int]
-    kept: Sequence[Buffer]
+    kept: Sequence[object]
 
     def __str__(self) -> str:
         return f"{self.what} of {self.nbytes} bytes" if self.nbytes else self.what

@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from ncclkv.compress.entries import Bounds
+import numpy as np
+
+from ncclkv.compress.base import CountedCodec
+from ncclkv.compress.entries import Bounds, Padding, encode_entries
 from ncclkv.compress.half import Half
 from ncclkv.kernels.base import Array, Arrays, Kernels
 
 Encode = Callable[["Array | None"], None]
 """``encode(skip)``: if the int32 in `skip` is not 0 when kernels run, they change nothing."""
 
+BLOCK = 64 * 1024
+"""Elements that a host decodes and updates at once: they stay in the cache."""
+
+
+class Found(Protocol):
+    """Counts of an encoding, as far as the host has them; on a GPU those of an earlier launch."""
+
+    @property
+    def beyond(self) -> Sequence[int]:
+        """The residuals of each entry that stay beyond the bound of the codec."""
+
+    def root_mean_square(self) -> float:
+        """Return that of the gradients of the range, or of some of them."""
+
+
+class Encoding(Found, Protocol):
+    """Encodes the gradients of a range at each call, an `Encode`."""
+
+    def __call__(self, skip: Array | None) -> None: ...
+
 
 class Coding(Protocol):
     """The arithmetic of codecs on ranges of a bucket.
 
     On a GPU a call returns before its kernels have run, and reads no element of an array.
+
+    Attributes
+    ----------
+    block : int
+        Elements that are decoded and updated at once: a multiple of the unit of every codec.
     """
+
+    block: int
 
     def rounding(
         self,
@@ -43,9 +75,68 @@ class Coding(Protocol):
     def widen(self, codec: Half, payload: Array, out: Array) -> None:
         """Set `out`, of float32 or float64, to the numbers of a payload or of a sum."""
 
+    def encoding(
+        self,
+        codec: CountedCodec,
+        entries: Bounds,
+        gradients: Array,
+        residuals: Arrays,
+        payload: Array,
+    ) -> Encoding:
+        """Return an object that encodes the gradients of a range, at each call.
+
+        Parameters are those of `encode_entries`, but for the gradients, an array of the range; on a
+        GPU the codes of padding are left as they are.
+        """
+
+    def decode(
+        self,
+        codec: CountedCodec,
+        payloads: Arrays,
+        first: int,
+        out: Array,
+        divisor: int | None = None,
+    ) -> None:
+        """Set `out` to the sum of what the senders sent, of which a divisor makes an average.
+
+        Parameters
+        ----------
+        codec : CountedCodec
+        payloads : sequence of array of uint8
+            Those of all senders, at least one.
+        first : int
+            The elements in the payloads before the first of `out`.
+        out : array of float32, shape (n,)
+        divisor : int, optional
+        """
+
+    def pack(self, codec: CountedCodec, payloads: Arrays, count: int, packed: Array) -> None:
+        """Set `packed` to the counts of the first `count` elements, as `CountedCodec.pack_counts`.
+
+        Parameters are those of `decode`.
+        """
+
+    def unpack(
+        self,
+        codec: CountedCodec,
+        packed: Array,
+        senders: int,
+        out: Array,
+        divisor: int | None = None,
+    ) -> None:
+        """Set `out` to the sum that packed counts stand for; parameters as of `decode`."""
+
+    def clear(self, padding: Padding, start: int, out: Array) -> None:
+        """Set padding to 0 in `out`, the elements from `start` on."""
+
 
 class HostCoding:
     """`Coding` on NumPy arrays, by the codecs' own arithmetic; a skipped launch is never made."""
+
+    block = BLOCK
+
+    def __init__(self) -> None:
+        self._counts = np.empty(0, np.uint16)
 
     def rounding(
         self,
@@ -67,6 +158,107 @@ class HostCoding:
 
     def widen(self, codec: Half, payload: Array, out: Array) -> None:
         codec.decode(payload, out)
+
+    def encoding(
+        self,
+        codec: CountedCodec,
+        entries: Bounds,
+        gradients: Array,
+        residuals: Arrays,
+        payload: Array,
+    ) -> Encoding:
+        of_entries = [gradients[lo:hi] for lo, hi in entries]
+        return HostEncoding(codec, entries, of_entries, residuals, payload)
+
+    def decode(
+        self,
+        codec: CountedCodec,
+        payloads: Arrays,
+        first: int,
+        out: Array,
+        divisor: int | None = None,
+    ) -> None:
+        counts = self._scratch(first + out.size)
+        codec.count_sum(payloads, counts)
+        _finish(codec, counts[first:], len(payloads), out, divisor)
+
+    def pack(self, codec: CountedCodec, payloads: Arrays, count: int, packed: Array) -> None:
+        counts = self._scratch(count)
+        codec.count_sum(payloads, counts)
+        codec.pack_counts(counts, packed, len(payloads))
+
+    def unpack(
+        self,
+        codec: CountedCodec,
+        packed: Array,
+        senders: int,
+        out: Array,
+        divisor: int | None = None,
+    ) -> None:
+        counts = self._scratch(out.size)
+        codec.unpack_counts(packed, counts, senders)
+        _finish(codec, counts, senders, out, divisor)
+
+    def clear(self, padding: Padding, start: int, out: Array) -> None:
+        padding.clear(start, out)
+
+    def _scratch(self, count: int) -> Array:
+        """Return memory for counts, which the next call uses again."""
+        if self._counts.size < count:
+            self._counts = np.empty(count, np.uint16)
+        return self._counts[:count]
+
+
+def _finish(
+    codec: CountedCodec, counts: Array, senders: int, out: Array, divisor: int | None
+) -> None:
+    """Set `out` to the sum that counts stand for, or to an average."""
+    codec.finish(counts, senders, out)
+    if divisor is not None:
+        out /= np.float32(divisor)
+
+
+@dataclass
+class FoundOnHost:
+    """`Found` as the host has counted it: of some gradients of a range."""
+
+    beyond: Sequence[int]
+    gradients: Arrays
+
+    def root_mean_square(self) -> float:
+        total = sum(float(np.square(each, dtype=np.float64).sum()) for each in self.gradients)
+        return math.sqrt(total / max(1, sum(each.size for each in self.gradients)))
+
+
+class HostEncoding(FoundOnHost):
+    """`Encoding` on the host.
+
+    Parameters
+    ----------
+    codec, entries, gradients, residuals, payload
+        As of `encode_entries`.
+    """
+
+    def __init__(
+        self,
+        codec: CountedCodec,
+        entries: Bounds,
+        gradients: Arrays,
+        residuals: Arrays,
+        payload: Array,
+    ) -> None:
+        super().__init__([0] * len(entries), gradients)
+        self._codec, self._entries = codec, entries
+        self._residuals, self._payload = residuals, payload
+
+    def __call__(self, skip: Array | None) -> None:
+        self.beyond = encode_entries(
+            self._codec, self._entries, self.gradients, self._residuals, self._payload
+        )
+
+    def of(self, gradients: Arrays) -> HostEncoding:
+        """Return the encoding of other arrays of the entries, to the same payload."""
+        return HostEncoding(self._codec, self._entries, gradients, self._residuals, self._payload)
 
 
 def coding_of(kernels: Kernels) -> Coding:

@@ -7,7 +7,7 @@ is decoded is cleared there.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ncclkv.compress.base import CountedCodec
 from ncclkv.kernels.base import Array, Arrays
@@ -82,6 +82,20 @@ class Padding:
                 self.gaps.append((end, lo))
             end = hi
 
+    def within(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the padding among the elements from `start` up to `stop`, counted from `start`.
+
+        Examples
+        --------
+        >>> [*Padding([(0, 3), (4, 6)], 8).within(2, 7)]
+        [(1, 2), (4, 5)]
+        """
+        first = bisect_right(self.gaps, start, key=lambda gap: gap[1])
+        for lo, hi in self.gaps[first:]:
+            if lo >= stop:
+                return
+            yield max(lo, start) - start, min(hi, stop) - start
+
     def clear(self, start: int, out: Array) -> None:
         """Set padding to 0 in `out`, the elements from `start` on.
 
@@ -93,9 +107,5 @@ class Padding:
         >>> out
         array([1., 0., 1., 1., 0., 0.])
         """
-        stop = start + out.size
-        first = bisect_right(self.gaps, start, key=lambda gap: gap[1])
-        for lo, hi in self.gaps[first:]:
-            if lo >= stop:
-                return
-            out[max(lo - start, 0) : hi - start] = 0
+        for lo, hi in self.within(start, start + out.size):
+            out[lo:hi] = 0

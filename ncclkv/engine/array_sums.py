@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 
 from ncclkv.arrays.dtypes import named
-from ncclkv.comm.programs.decoding import BLOCK
 from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.basis import Basis
+from ncclkv.compress.coding import BLOCK, FoundOnHost, HostCoding
 from ncclkv.compress.half import Half
 from ncclkv.compress.powersgd import PowerSGD, matrix_shape
 from ncclkv.compress.topk import TopK
@@ -47,7 +47,7 @@ class CountedArrays:
         self._codec = codec
         self._saturation = saturation
         self._payloads = _Memory(np.dtype(np.uint8))
-        self._counts = np.empty(BLOCK, np.uint16)
+        self._coding = HostCoding()
 
     def add(self, entry: Entry, arrays: Arrays, residual_of: ResidualOf, out: Array) -> None:
         codec, count = self._codec, out.size
@@ -56,13 +56,12 @@ class CountedArrays:
             codec.encode(array, residual_of(index), payload)
             for index, (array, payload) in enumerate(zip(arrays, payloads, strict=True))
         ]
-        self._saturation.note(codec, [entry], [max(beyond)], arrays[:1])
+        self._saturation.note(codec, [entry], FoundOnHost([max(beyond)], arrays[:1]))
         for lo in range(0, count, BLOCK):
             hi = min(lo + BLOCK, count)
             start, stop = codec.nbytes(lo), codec.nbytes(hi)
-            counts = self._counts[: hi - lo]
-            codec.count_sum([payload[start:stop] for payload in payloads], counts)
-            codec.finish(counts, len(arrays), out[lo:hi])
+            parts = [payload[start:stop] for payload in payloads]
+            self._coding.decode(codec, parts, 0, out[lo:hi])
 
 
 class HalfArrays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, partial
 
 import numpy as np
@@ -10,7 +11,8 @@ from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.programs.coded_sum import CodedSum, form_of
 from ncclkv.comm.types import Buffer
 from ncclkv.compress.base import CountedCodec
-from ncclkv.compress.entries import Bounds, Padding, encode_entries
+from ncclkv.compress.coding import HostCoding, HostEncoding, coding_of
+from ncclkv.compress.entries import Bounds, Padding
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
 from ncclkv.engine.saturation import Saturation
@@ -34,8 +36,6 @@ class CodedReduction:
     saturation : Saturation
     """
 
-    reads_once = True
-
     def __init__(
         self,
         comm: Communicator,
@@ -45,6 +45,8 @@ class CodedReduction:
         saturation: Saturation,
     ) -> None:
         self.codec = codec
+        self._coding = coding_of(comm.kernels)
+        self.reads_once = isinstance(self._coding, HostCoding)
         self._comm = comm
         self._bucket = bucket
         self._residuals = residuals
@@ -78,20 +80,31 @@ class CodedReduction:
             lo, hi = form.decoded[comm.rank]
             start = self._packed_at(span.lo + lo)
             packed = self._packed[start : start + form.packed(hi - lo)]
-        encode = partial(self._encode, span, bounds, payload) if comm.rank in ranks else None
+        encode = self._encoding(span, bounds, payload) if comm.rank in ranks else None
         padding = Padding(bounds, count)
-        coded = CodedSum(codec, encode, payload, padding, receive, form, op == "avg", packed)
+        coded = CodedSum(
+            codec, encode, payload, padding, receive, form, op == "avg", packed, self._coding
+        )
         return comm.program(
             coded.steps,
             what=f"a {codec.name} sum",
             nbytes=payload.nbytes,
+            scratch=form.scratch(comm.rank),
             sent=partial(form.sent, comm.rank),
+            kept=[coded],
         )
 
-    def _encode(self, span: Span, bounds: Bounds, payload: Buffer) -> None:
-        """Encode the gradients of a span into the payload that this rank sends."""
-        entries, of = span.entries, self._residuals.of
-        residuals = [of(entry.spec) for entry in entries]
-        gradients = [span.gradient(entry) for entry in entries]
-        beyond = encode_entries(self.codec, bounds, gradients, residuals, payload)
-        self._saturation.note(self.codec, entries, beyond, gradients)
+    def _encoding(self, span: Span, bounds: Bounds, payload: Buffer) -> Callable[[], None]:
+        """Return the function that encodes the gradients of a span, at each launch."""
+        entries = span.entries
+        residuals = [self._residuals.of(entry.spec) for entry in entries]
+        encoding = self._coding.encoding(self.codec, bounds, span.gradients, residuals, payload)
+
+        def encode() -> None:
+            run = encoding
+            if span.given is not None and isinstance(encoding, HostEncoding):
+                run = encoding.of([span.gradient(entry) for entry in entries])
+            run(self._residuals.skip)
+            self._saturation.note(self.codec, entries, run)
+
+        return encode

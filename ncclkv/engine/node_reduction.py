@@ -15,12 +15,12 @@ import numpy as np
 
 from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.programs.coded_sum import Nodes
-from ncclkv.comm.programs.decoding import BLOCK
 from ncclkv.comm.programs.node_sum import NodeSum, node_form
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Buffer
 from ncclkv.comm.wire import Range
 from ncclkv.compress.base import CountedCodec
+from ncclkv.compress.coding import BLOCK, FoundOnHost
 from ncclkv.compress.entries import Padding, encode_entries
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
@@ -154,7 +154,7 @@ class NodeReduction:
         if beyond:
             # The part of a key in this slice stands for the whole key.
             counts = [count * entry.spec.size // held[entry] for entry, count in beyond.items()]
-            self._saturation.note(codec, [*beyond], counts, [total])
+            self._saturation.note(codec, [*beyond], FoundOnHost(counts, [total]))
 
 
 class Piece(NamedTuple):

@@ -205,6 +205,7 @@ _COUNTED = Form(
     lambda store, codec, bucket: NodeReduction(
         store.comm, codec, bucket, store.residuals, store.saturation
     ),
+    on_gpus=True,
 )
 _HALF = Form(
     lambda store, codec, bucket: HalfReduction(store.comm, codec, bucket, store.residuals),

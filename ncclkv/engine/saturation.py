@@ -2,19 +2,17 @@
 
 An element of 2bit sends at most one threshold a push.  Where gradients are larger, residuals grow
 from push to push, and the training fails without an error.  A codec counts the residuals beyond its
-bound while it encodes.
+bound while it encodes.  A GPU counts them, too, and no call waits for its counts: a look sees those
+of an earlier launch.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from ncclkv.compress.base import CountedCodec
-from ncclkv.kernels.base import Arrays
+from ncclkv.compress.coding import Found
 from ncclkv.table.bucket import Entry
 from ncclkv.table.names import listed
 from ncclkv.table.registry import Key
@@ -43,20 +41,20 @@ class Saturation:
         self._warns = rank == 0
         self._warns_of_slices = rank in first_node
         self._launches: dict[Key, int] = {}
-        self._beyond: dict[Key, int] = {}
+        self._beyond: dict[Key, tuple[Sequence[int], int]] = {}
         self._warned: set[Key] = set()
 
     def share(self, key: Key, size: int) -> float:
-        """Return the share of a key's `size` residuals that its last launch left beyond."""
-        return self._beyond.get(key, 0) / size if size else 0.0
+        """Return the share of a key's `size` residuals that its last launch left beyond.
 
-    def note(
-        self,
-        codec: CountedCodec,
-        entries: Sequence[Entry],
-        beyond: Sequence[int],
-        gradients: Arrays,
-    ) -> None:
+        On a GPU it may be that of an earlier launch: the call waits for none.
+        """
+        if not size or key not in self._beyond:
+            return 0.0
+        found, index = self._beyond[key]
+        return found[index] / size
+
+    def note(self, codec: CountedCodec, entries: Sequence[Entry], found: Found) -> None:
         """Note a launch of a range, and warn of its keys if many residuals are beyond the bound.
 
         Parameters
@@ -64,29 +62,22 @@ class Saturation:
         codec : CountedCodec
         entries : sequence of Entry
             The keys of the range, at least one.
-        beyond : sequence of int
-            Residuals beyond the bound, of each key.
-        gradients : sequence of ndarray
-            The gradients of the range, or some of them.
+        found : Found
+            Of these keys.
         """
         keys = [entry.key for entry in entries]
-        self._beyond.update(zip(keys, beyond, strict=True))
+        beyond = found.beyond
+        self._beyond.update((key, (beyond, index)) for index, key in enumerate(keys))
         launches = self._launches[keys[0]] = self._launches.get(keys[0], 0) + 1
         warns = self._warns_of_slices if codec.parameters["scope"] == "node" else self._warns
         if warns and (launches == FIRST or launches % EVERY == 0):
-            self._look(codec, entries, beyond, gradients)
+            self._look(codec, entries, found)
 
-    def _look(
-        self,
-        codec: CountedCodec,
-        entries: Sequence[Entry],
-        beyond: Sequence[int],
-        gradients: Arrays,
-    ) -> None:
+    def _look(self, codec: CountedCodec, entries: Sequence[Entry], found: Found) -> None:
         """Warn of the keys of which many residuals are beyond the bound."""
         shares = {
             entry.key: count / entry.spec.size
-            for entry, count in zip(entries, beyond, strict=True)
+            for entry, count in zip(entries, found.beyond, strict=True)
             if count > SHARE * entry.spec.size and entry.key not in self._warned
         }
         if not shares:
@@ -98,7 +89,7 @@ class Saturation:
             listed(list(shares)),
             100 * max(shares.values()),
             codec.bound,
-            codec.advice(_root_mean_square(gradients)),
+            codec.advice(found.root_mean_square()),
         )
 
     def drop(self, keys: Iterable[Key]) -> None:
@@ -107,9 +98,3 @@ class Saturation:
             self._launches.pop(key, None)
             self._beyond.pop(key, None)
             self._warned.discard(key)
-
-
-def _root_mean_square(arrays: Arrays) -> float:
-    """Return the root of the mean square of the elements of all arrays."""
-    total = sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays)
-    return math.sqrt(total / max(1, sum(array.size for array in arrays)))

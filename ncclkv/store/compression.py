@@ -100,11 +100,13 @@ def _check_codec(codec: Codec, comm: Communicator) -> None:
             f"{_VERB}: {codec.name} with scope='node' is not in this version; use "
             f"{', '.join(names)}, or scope='rank'"
         )
-    if not isinstance(comm.kernels, HostKernels) and not FORMS[codec.name].on_gpus:
+    on_gpus = not isinstance(comm.kernels, HostKernels)
+    if on_gpus and (by_node(codec) or not FORMS[codec.name].on_gpus):
         names = [name for name, each in FORMS.items() if each.on_gpus]
+        what = f"{codec.name} with scope='node'" if by_node(codec) else codec.name
         raise NotSupported(
-            f"{_VERB}: {codec.name} is not in this version for stores in the memory of GPUs; use "
-            f"{', '.join(names)}, or create('dist_sync')"
+            f"{_VERB}: {what} is not in this version for stores in the memory of GPUs; use "
+            f"{', '.join(names)} with scope='rank', or create('dist_sync')"
         )
     if comm.size > codec.most_senders:
         raise NotSupported(

@@ -957,7 +957,8 @@ are ints, such as 3; use one kind
         UsageError, UnknownArgument
             When a parameter is unknown or out of range; before anything is sent.
         DTypeMismatch, NotSupported
-            When `keys` names a key that the type does not compress.
+            When `keys` names a key that the type does not compress; when a store on a GPU does not
+            have the type or the scope.
         SpecMismatch
             On every rank, when ranks give different parameters or keys.
         OutOfMemory
@@ -995,7 +996,8 @@ are ints, such as 3; use one kind
         dict or None
             All parameters, with their defaults; None if the gradients of the key are sent whole.
             ``"saturated"`` is the share of this rank's residuals that were too large for the type
-            at the last launch: above `threshold` (2bit), or above 4 (1bit).
+            at the last launch: above `threshold` (2bit), or above 4 (1bit).  A GPU may not have
+            counted it yet; then the share is that of an earlier launch.
         """
         return self._compression.parameters_of(key)
 

@@ -67,6 +67,8 @@ CODECS: list[dict[str, Any]] = [
     {"type": "fp16"},
     {"type": "fp16", "error_feedback": True},
     {"type": "bf16", "error_feedback": True},
+    {"type": "2bit", "threshold": 3.0},
+    {"type": "1bit"},
 ]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ncclkv.optimizer as optimizer
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.checkpoints import PLACEMENTS, leads, new_store, turned
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
@@ -31,6 +32,11 @@ TYPES: list[dict[str, Any]] = [
 ]
 TWO_BIT = TYPES[1]
 """Any type that keeps residuals."""
+
+
+def types_of(create: Stores) -> list[dict[str, Any]]:
+    """Return the types that stores of an opener take: GPUs have no powersgd."""
+    return TYPES[:-1] if create.name == "nccl" else TYPES
 
 
 def prepared(kv: Any, parameters: dict[str, Any] | None, shapes: Any = SHAPES) -> Any:
@@ -70,13 +76,14 @@ def step(kv: Any, number: int, arrays: int = 1) -> None:
 
 def bits(kv: Any) -> dict[str, bytes]:
     """Return the values as bytes, on every rank."""
-    return {key: kv.pull(key).tobytes() for key in sorted(kv.keys())}
+    return {key: current_buffers().get(kv.pull(key)).tobytes() for key in sorted(kv.keys())}
 
 
 def residuals(kv: Any) -> dict[str, list[Array]]:
     """Return copies of the residuals of this rank's senders."""
-    kept = context_of(kv).engine.reductions.residuals
-    return {key: [each.copy() for each in kept.all_of(key)] for key in sorted(kv.keys())}
+    kept, get = context_of(kv).engine.reductions.residuals, current_buffers().get
+    kv.wait()
+    return {key: [get(each).copy() for each in kept.all_of(key)] for key in sorted(kv.keys())}
 
 
 def same_residuals(kv: Any, expected: dict[str, list[Array]]) -> None:
@@ -140,13 +147,13 @@ def goes_on(create: Stores, parameters: dict[str, Any], shapes: Any, arrays: int
                 same_residuals(other, owed)
 
 
-@case(needs="safetensors", in_host_memory=True)
+@case(needs="safetensors", in_pairs=True)
 def a_compressed_run_continues_bit_for_bit(create: Stores) -> None:
-    for parameters in TYPES:
+    for parameters in types_of(create):
         goes_on(create, parameters, SHAPES)
 
 
-@case(needs="safetensors", in_host_memory=True)
+@case(needs="safetensors", in_pairs=True)
 def long_keys_continue_bit_for_bit(create: Stores) -> None:
     goes_on(create, TWO_BIT, LONG)
 
@@ -170,13 +177,13 @@ def residuals_of_nodes_go_to_the_slices_of_other_buckets(create: Stores) -> None
                     assert bits(other) == expected, (placement, nbytes)
 
 
-@case(needs="safetensors", in_host_memory=True)
+@case(needs="safetensors", in_pairs=True)
 def several_arrays_of_a_key_keep_their_residuals(create: Stores) -> None:
-    for parameters in TYPES:
+    for parameters in types_of(create):
         goes_on(create, parameters, SHAPES, arrays=3)
 
 
-@case(needs="safetensors", in_host_memory=True)
+@case(needs="safetensors", in_pairs=True)
 def residuals_are_replaced_in_a_store_that_has_changed(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = prepared(create(), TWO_BIT)
@@ -196,7 +203,7 @@ def residuals_are_replaced_in_a_store_that_has_changed(create: Stores) -> None:
             same_residuals(other, saved)
 
 
-@case(needs="safetensors", in_host_memory=True)
+@case(needs="safetensors")
 def a_checkpoint_without_residuals_sets_them_to_zero(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         plain = prepared(create(), None)
@@ -211,7 +218,7 @@ def a_checkpoint_without_residuals_sets_them_to_zero(create: Stores) -> None:
         assert bits(kv) == bits(plain)
 
 
-@case(needs="safetensors", in_host_memory=True)
+@case(needs="safetensors", in_pairs=True)
 def keys_that_have_no_residual_yet(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = prepared(create(), TWO_BIT)
@@ -234,7 +241,7 @@ def keys_that_have_no_residual_yet(create: Stores) -> None:
             same_residuals(other, saved)
 
 
-@case(needs="safetensors", in_host_memory=True)
+@case(needs="safetensors")
 def residuals_of_another_type_are_dropped(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = prepared(create(), TWO_BIT)
@@ -256,7 +263,7 @@ def residuals_of_another_type_are_dropped(create: Stores) -> None:
                 same_residuals(other, residuals(kv))
 
 
-@case(needs="safetensors", in_host_memory=True)
+@case(needs="safetensors")
 def optimizer_states_alone_leave_residuals(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = prepared(create(), TWO_BIT)
@@ -291,7 +298,7 @@ class Sum:
         self.sums = state
 
 
-@case(needs="safetensors", in_host_memory=True)
+@case(needs="safetensors", in_pairs=True)
 def the_state_of_an_updater_is_beside_residuals(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = prepared(create(), TWO_BIT)

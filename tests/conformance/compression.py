@@ -75,8 +75,9 @@ class Sums:
         for (key, sender), model in self.models.items():
             if sender == kv.rank:
                 (found,) = residuals.all_of(key) or [np.zeros(0, np.float32)]
-                found = current_buffers().get(found)
-                np.testing.assert_array_equal(found, model.residual, f"residual of {key!r}")
+                np.testing.assert_array_equal(
+                    on_host(found), model.residual, f"residual of {key!r}"
+                )
 
 
 def compressed(create: Stores, kind: str, threshold: float = 0.5, **options: Any) -> Any:
@@ -88,9 +89,14 @@ def compressed(create: Stores, kind: str, threshold: float = 0.5, **options: Any
     return kv
 
 
+def on_host(array: Any) -> np.ndarray:
+    """Return an array of a store in host memory."""
+    return np.asarray(current_buffers().get(array))
+
+
 def check(kv: Any, key: str, expected: np.ndarray) -> None:
     """Fail unless a pull of a key returns the sum expected."""
-    found = current_buffers().get(kv.pull(key))
+    found = on_host(kv.pull(key))
     np.testing.assert_array_equal(found, expected, f"key {key!r} on rank {kv.rank}")
 
 
@@ -123,7 +129,7 @@ def check_drained_ranks(
     with kv.uneven():
         for step in range(1 + kv.rank):
             kv.push(list(keys), [gradient(kv.rank, step, key) for key in keys])
-            found.append([kv.pull(key) for key in keys])
+            found.append([on_host(kv.pull(key)) for key in keys])
     for step in range(kv.num_workers):
         ranks = range(step, kv.num_workers)
         for index, key in enumerate(keys):
@@ -138,7 +144,7 @@ def check_drained_ranks(
 CODED = [key for key in LENGTHS if key != "bias"]
 
 
-@case(in_host_memory=True)
+@case()
 def sums_and_residuals_are_those_of_the_model(create: Stores) -> None:
     for kind in TYPES:
         for nbytes in (0, 4096, 1 << 20):
@@ -157,7 +163,7 @@ def sums_and_residuals_are_those_of_the_model(create: Stores) -> None:
             sums.check_residuals(kv)
 
 
-@case(in_host_memory=True)
+@case()
 def an_optimizer_gets_the_decoded_sums(create: Stores) -> None:
     for kind in TYPES:
         kv, plain = compressed(create, kind), create()
@@ -170,10 +176,10 @@ def an_optimizer_gets_the_decoded_sums(create: Stores) -> None:
             totals = [sums.step(key, step) for key in CODED]
             plain.push(CODED, [total if kv.rank == 0 else 0 * total for total in totals])
             for key in CODED:
-                check(kv, key, plain.pull(key))
+                check(kv, key, on_host(plain.pull(key)))
 
 
-@case(in_host_memory=True)
+@case()
 def averages_are_divided_last(create: Stores) -> None:
     kv = create()
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
@@ -184,7 +190,7 @@ def averages_are_divided_last(create: Stores) -> None:
         check(kv, "c", sums.step("c", step) / np.float32(kv.num_workers))
 
 
-@case(in_host_memory=True)
+@case()
 def pushes_of_blocks_and_views(create: Stores) -> None:
     for kind in TYPES:
         kv = compressed(create, kind)
@@ -200,7 +206,7 @@ def pushes_of_blocks_and_views(create: Stores) -> None:
         for key in "w", "a":
             check(kv, key, sums.step(key, 1))
         view = kv.grad_view("w")
-        view[...] = gradient(kv.rank, 2, "w")
+        current_buffers().write(view, gradient(kv.rank, 2, "w"))
         kv.push("w", view)
         check(kv, "w", sums.step("w", 2))
         sums.check_residuals(kv)
@@ -241,7 +247,7 @@ def block_that_raises(kv: Any) -> None:
         raise ZeroDivisionError
 
 
-@case(in_host_memory=True)
+@case()
 def a_dropped_push_leaves_residuals(create: Stores) -> None:
     kv = compressed(create, "2bit")
     sums = Sums("2bit", 0.5, CODED, kv.num_workers)
@@ -254,7 +260,7 @@ def a_dropped_push_leaves_residuals(create: Stores) -> None:
         check(kv, "a", sums.step("a", step))
 
 
-@case(in_host_memory=True)
+@case()
 def a_skipped_flush_leaves_residuals(create: Stores) -> None:
     kv = compressed(create, "2bit", nonfinite="skip_step")
     sums = Sums("2bit", 0.5, CODED, kv.num_workers)
@@ -273,14 +279,14 @@ def a_skipped_flush_leaves_residuals(create: Stores) -> None:
     sums.check_residuals(kv)
 
 
-@case(in_host_memory=True)
+@case()
 def a_missing_push_counts_as_zeros_through_the_codec(create: Stores) -> None:
     for kind in TYPES:
         kv = compressed(create, kind, missing="zeros")
         check_missing_pushes(kv, Sums(kind, 0.5, CODED, kv.num_workers))
 
 
-@case(in_host_memory=True)
+@case()
 def a_drained_rank_sends_nothing(create: Stores) -> None:
     for kind in TYPES:
         for op in ("sum", "avg"):
@@ -290,7 +296,7 @@ def a_drained_rank_sends_nothing(create: Stores) -> None:
             check_drained_ranks(kv, Sums(kind, 0.5, ["w", "c"], kv.num_workers), ["w", "c"], op)
 
 
-@case(in_host_memory=True)
+@case()
 def arrays_of_a_key_are_senders_in_one_process(create: Stores) -> None:
     kv = compressed(create, "2bit")
     several = create.name == "local"
@@ -310,7 +316,7 @@ def arrays_of_a_key_are_senders_in_one_process(create: Stores) -> None:
     assert len(residuals) == (3 if several else 1)
 
 
-@case(in_host_memory=True)
+@case()
 def another_threshold_keeps_residuals_and_another_type_does_not(create: Stores) -> None:
     kv = compressed(create, "2bit")
     sums = Sums("2bit", 0.5, CODED, kv.num_workers)
@@ -339,7 +345,7 @@ def another_threshold_keeps_residuals_and_another_type_does_not(create: Stores) 
     assert context_of(kv).engine.reductions.residuals.nbytes == 0
 
 
-@case(in_host_memory=True)
+@case()
 def keys_that_are_not_compressed(create: Stores) -> None:
     kv = create()
     kv.set_gradient_compression({"type": "2bit"})
@@ -449,7 +455,7 @@ def misuse(kv: Any) -> dict[str, tuple[type[Exception], Callable[[], Any], str]]
     }
 
 
-@case(in_host_memory=True)
+@case()
 def wrong_calls_are_refused(create: Stores) -> None:
     kv = create()
     kv.init(["w", "n"], [np.zeros(4, np.float32), np.zeros(4, np.int64)])
@@ -467,7 +473,7 @@ def wrong_calls_are_refused(create: Stores) -> None:
     same(kv.pull("w"), 0.5 * kv.num_workers)
 
 
-@case(sizes=SEVERAL, in_host_memory=True)
+@case(sizes=SEVERAL)
 def ranks_that_differ_are_refused(create: Stores) -> None:
     kv = create()
     kv.init("w", np.zeros(4, np.float32))
@@ -481,7 +487,7 @@ def ranks_that_differ_are_refused(create: Stores) -> None:
     )
 
 
-@case(in_host_memory=True)
+@case()
 def thirty_pushes_of_keys_of_every_length(create: Stores) -> None:
     lengths = [*range(1, 71), *(2**power + more for power in range(7, 12) for more in (-1, 0, 1))]
     ends = np.cumsum(lengths)
@@ -500,6 +506,6 @@ def thirty_pushes_of_keys_of_every_length(create: Stores) -> None:
                 count += model.push(numbers)[1]
                 if rank == kv.rank:
                     kv.push(keys, np.split(numbers, ends[:-1]))
-            found = np.concatenate(kv.pull(keys))
+            found = np.concatenate([on_host(value) for value in kv.pull(keys)])
             expected = count.astype(np.float32) * np.float32(models[0].step)
             np.testing.assert_array_equal(found, expected, f"rank {kv.rank}, step {step}")

@@ -186,7 +186,7 @@ def covers(case: Case, layout: str, size: int, update_on: str) -> bool:
     """Return whether a case runs on `size` ranks of a layout, such as ``threads``."""
     if not case.fits(size) or (case.places and update_on != "every_rank"):
         return False
-    if case.in_host_memory and layout == "stand-in":
+    if layout == "stand-in" and (case.in_host_memory or case.in_pairs):
         return False
     if complete():
         return True

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ncclkv.compress.coding import HostCoding
+from ncclkv.compress.entries import Padding
 from ncclkv.compress.half import BF16, FP16, Half
-from ncclkv.kernels.device.kernel_args import PIECES, ROUNDED_ELEMENTS
-from ncclkv.kernels.device.sources import NARROW, WIDEN
-from tests.codecs import numbers
-from tests.nccl.kernel_cases import Stage, any_bits, dtype_of, same_bits
+from ncclkv.kernels.device.kernel_args import ENCODED_ELEMENTS, PARTS, PIECES, ROUNDED_ELEMENTS
+from ncclkv.kernels.device.sources import CODES as KERNEL_CODES
+from ncclkv.kernels.device.sources import ENCODE, NARROW, WIDEN
+from tests.codecs import MODELS, numbers, quantiser
+from tests.nccl.kernel_cases import POISON, Stage, any_bits, dtype_of, same_bits
 
 HOST = HostCoding()
 HALVES: dict[str, Half] = {"float16": FP16(True), "bfloat16": BF16(True)}
@@ -97,3 +100,113 @@ class HalfCases:
         stage.kernels.coding.rounding(HALVES["float16"], empty, [(0, 0)], [], nothing)(None)
         stage.kernels.coding.widen(HALVES["float16"], nothing, empty)
         assert stage.launched == []
+
+
+CODES = [*MODELS]
+THRESHOLDS = [("2bit", 0.5), ("2bit", 1.7), ("1bit", 0.0), ("1bit", -0.1)]
+
+
+def encoded(
+    stage: Stage, name: str, gradients: Sequence[np.ndarray]
+) -> tuple[list[np.ndarray], list[Any]]:
+    """Return the payloads of senders with new residuals, by the host and by the device."""
+    codec, host, device = quantiser(name), [], []
+    for given in gradients:
+        payload = np.zeros(codec.nbytes(given.size), np.uint8)
+        codec.encode(given, np.zeros(given.size, np.float32), payload)
+        host.append(payload)
+        device.append(stage.put(payload))
+    return host, device
+
+
+class CodeCases:
+    """Cases of `Coding.encoding`, `decode`, `pack`, `unpack` and `clear`."""
+
+    @pytest.mark.parametrize("begin", [0, 64, 192])
+    @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
+    @pytest.mark.parametrize(("name", "threshold"), THRESHOLDS)
+    def test_keys_of_every_length_are_encoded(
+        self, stage: Stage, name: str, threshold: float, special: bool, begin: int
+    ) -> None:
+        rng, codec = np.random.default_rng(3), quantiser(name, threshold)
+        entries, count = entries_of([*LENGTHS, 0, ENCODED_ELEMENTS + 1, *[3] * PIECES])
+        residuals = [np.zeros(hi - lo, np.float32) for lo, hi in entries]
+        owed = [stage.put(residual) for residual in residuals]
+        payload, start = np.zeros(codec.nbytes(begin + count), np.uint8), codec.nbytes(begin)
+        codes, bucket = stage.put(payload), stage.put(np.zeros(begin + count, np.float32))
+        device = entries, bucket[begin:], owed, codes[start:]
+        encode = stage.kernels.coding.encoding(codec, *device)
+        flags = [stage.put(np.full(1, flag, np.int32)) for flag in (1, 0)]
+        for push in range(3):
+            gradients = numbers(rng, begin + count, special)
+            stage.kernels.pack_all([stage.put(gradients)], [bucket])
+            expected = HOST.encoding(codec, entries, gradients[begin:], residuals, payload[start:])
+            expected(None)
+            encode(flags[0])
+            encode(flags[1] if push else None)
+            assert stage.get(codes).tobytes() == payload.tobytes()
+            for found, wanted in zip(owed, residuals, strict=True):
+                assert same_bits(stage.get(found), wanted)
+            stage.settle()
+            assert [*encode.beyond] == expected.beyond
+            sent = np.concatenate([gradients[begin:][lo:hi] for lo, hi in entries])
+            mean = np.sqrt(np.mean(np.square(sent, dtype=np.float64)))
+            assert encode.root_mean_square() == pytest.approx(mean, nan_ok=True)
+        assert stage.launched.count(ENCODE[name]) == 2 * 2 * 3
+
+    @pytest.mark.parametrize("senders", [1, 2, 3, 7])
+    @pytest.mark.parametrize("name", CODES)
+    def test_sums_of_every_length_and_begin(self, stage: Stage, name: str, senders: int) -> None:
+        rng, codec = np.random.default_rng(4), quantiser(name, 0.3)
+        for length in (*range(1, 71), 255, 256, 257, 4095, 4097):
+            first = length % codec.unit
+            given = [numbers(rng, first + length, special=False) for _ in range(senders)]
+            host, device = encoded(stage, name, given)
+            for divisor in (None, senders):
+                expected = np.empty(length, np.float32)
+                HOST.decode(codec, host, first, expected, divisor)
+                out = stage.poisoned(length + 2, np.dtype(np.float32))
+                before = stage.get(out)
+                stage.kernels.coding.decode(codec, device, first, out[1:-1], divisor)
+                after = stage.get(out)
+                assert after[1:-1].tobytes() == expected.tobytes()
+                assert after[[0, -1]].tobytes() == before[[0, -1]].tobytes()
+
+    @pytest.mark.parametrize("senders", [1, 2, 3, 4, 7, 8, 15, 16, 127, 128, PARTS, 600])
+    @pytest.mark.parametrize("name", CODES)
+    def test_counts_are_packed_and_decoded(self, stage: Stage, name: str, senders: int) -> None:
+        rng, codec = np.random.default_rng(5), quantiser(name)
+        coding = stage.kernels.coding
+        for length in (1, 2, 3, 5, 8, 13, 31, 64, 70, 1025):
+            given = [numbers(rng, length, special=False) for _ in range(min(senders, 40))]
+            host, device = encoded(stage, name, given)
+            host, device = ((each * senders)[:senders] for each in (host, device))
+            nbytes = codec.packed_nbytes(length, senders)
+            packed = np.empty(nbytes, np.uint8)
+            HOST.pack(codec, host, length, packed)
+            found = stage.poisoned(nbytes + 1, np.dtype(np.uint8))
+            coding.pack(codec, device, length, found[:-1])
+            assert stage.get(found).tobytes() == packed.tobytes() + bytes([POISON])
+            for divisor in (None, senders):
+                expected = np.empty(length, np.float32)
+                HOST.unpack(codec, packed, senders, expected, divisor)
+                out = stage.poisoned(length, expected.dtype)
+                coding.unpack(codec, found[:-1], senders, out, divisor)
+                assert stage.get(out).tobytes() == expected.tobytes()
+                out = stage.poisoned(length, expected.dtype)
+                coding.decode(codec, device, 0, out, divisor)
+                assert stage.get(out).tobytes() == expected.tobytes()
+
+    def test_padding_is_cleared_and_nothing_else(self, stage: Stage) -> None:
+        entries, count = entries_of([*LENGTHS, *[3] * 2 * PIECES])
+        padding = Padding(entries, count)
+        for start, stop in (0, count), (0, count), (70, count - 10), (3, 9):
+            expected = np.ones(stop - start, np.float32)
+            out = stage.put(expected)
+            padding.clear(start, expected)
+            stage.kernels.coding.clear(padding, start, out)
+            assert stage.get(out).tobytes() == expected.tobytes()
+
+    def test_the_codecs_are_those_of_the_host(self) -> None:
+        found = {name: (quantiser(name).bits, tuple(quantiser(name).levels)) for name in MODELS}
+        assert found == KERNEL_CODES

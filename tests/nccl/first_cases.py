@@ -11,6 +11,7 @@ FIRST = frozenset(
         "buckets.the_same_numbers_for_every_bucket_size",
         "checkpoints.a_loaded_run_continues_bit_for_bit",
         "checkpoints.every_dtype_and_op",
+        "compression.sums_and_residuals_are_those_of_the_model",
         "reductions.bool_sums_are_logical_or_and_products_logical_and",
         "reductions.complex_sums_and_averages",
         "reductions.every_op_over_values_and_ranks",

@@ -55,6 +55,9 @@ class Stage:
         """Return the content of a contiguous array in the kernels' memory."""
         raise NotImplementedError
 
+    def settle(self) -> None:
+        """Wait for what was launched."""
+
     def poisoned(self, size: int, dtype: np.dtype[Any]) -> Any:
         """Return an array full of `POISON`."""
         return self.put(np.full(size * dtype.itemsize, POISON, np.uint8).view(dtype))

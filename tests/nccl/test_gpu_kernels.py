@@ -11,7 +11,7 @@ from ncclkv.kernels.device.kernels import DeviceKernels
 from ncclkv.kernels.device.launch import launch
 from ncclkv.kernels.device.sources import COPY, UPDATE
 from tests.nccl import gpu
-from tests.nccl.coding_cases import HalfCases
+from tests.nccl.coding_cases import CodeCases, HalfCases
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.gpu import need_gpu
 from tests.nccl.kernel_cases import (
@@ -51,6 +51,11 @@ class GpuStage(Stage):
     def get(self, array: Any) -> np.ndarray:
         host: np.ndarray = array.get()
         return host
+
+    def settle(self) -> None:
+        import cupy
+
+        cupy.cuda.get_current_stream().synchronize()
 
 
 @pytest.fixture
@@ -112,6 +117,10 @@ class TestChecksums(ChecksumCases):
         arrays = [shape(stage.put(x)), np.array(shape(x)), shape(x)]
         sums = stage.get(stage.kernels.checksums(arrays))
         assert sums.tolist() == [HOST.checksums([shape(x)])[0]] * 3
+
+
+class TestCodes(CodeCases):
+    pass
 
 
 class TestHalves(HalfCases):

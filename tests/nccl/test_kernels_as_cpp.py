@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ncclkv.kernels.device import encoding
 from ncclkv.kernels.device.copies import plan_copies
 from ncclkv.kernels.device.kernel_args import (
     COMBINATION,
@@ -23,7 +24,7 @@ from ncclkv.kernels.device.kernel_args import (
     plan_updates,
 )
 from ncclkv.kernels.device.sources import COMBINE, COPY, UPDATE
-from tests.nccl.coding_cases import HalfCases
+from tests.nccl.coding_cases import CodeCases, HalfCases
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.kernel_cases import (
     STEP,
@@ -42,6 +43,18 @@ cupy = pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'nccl
 pytestmark = pytest.mark.skipif(
     COMPILER is None, reason="running the kernels on the host needs a C++ compiler: install g++"
 )
+
+
+class HostMirror:
+    """`ncclkv.kernels.device.memory.Mirror` of memory that the host reads as it is."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        memory = (ctypes.c_char * array.nbytes).from_address(array.data.ptr)
+        self.host = np.frombuffer(memory, array.dtype)
+
+    def update(self) -> None:
+        """Do nothing."""
 
 
 class HostStage(Stage):
@@ -67,6 +80,7 @@ def stage(launcher: CppLauncher, monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = HostStage(launcher)
     # Kernels allocate their scratch memory by CuPy, from a device.
     monkeypatch.setattr(cupy, "empty", lambda shape, dtype: stage.poisoned(*shape, np.dtype(dtype)))
+    monkeypatch.setattr(encoding, "Mirror", HostMirror)
     monkeypatch.setattr(cupy, "zeros", lambda size, dtype: stage.put(np.zeros(size, dtype)))
     return stage
 
@@ -100,6 +114,10 @@ class TestChecksums(ChecksumCases):
 
 
 class TestHalves(HalfCases):
+    pass
+
+
+class TestCodes(CodeCases):
     pass
 
 

@@ -15,12 +15,16 @@ from ncclkv.kernels.device.sources import (
     CHECKSUM,
     COMBINE,
     COPY,
+    DECODE,
+    ENCODE,
     FOLD,
     FOLDER,
     NARROW,
     NONFINITE,
     NORMS,
+    PACK,
     SOURCES,
+    UNPACK,
     UPDATE,
     WIDEN,
     KernelSource,
@@ -116,7 +120,7 @@ def test_every_source_has_a_program_and_each_program_a_name_of_its_own() -> None
     sources = {path.stem for path in FOLDER.glob("*.cu")}
     assert {program.file or program.name for program in SOURCES} == sources
     assert len({str(program) for program in SOURCES}) == len(SOURCES)
-    tables = COMBINE, UPDATE, NORMS, NONFINITE, NARROW, WIDEN
+    tables = COMBINE, UPDATE, NORMS, NONFINITE, NARROW, WIDEN, ENCODE, DECODE, PACK, UNPACK
     programs = {COPY, FOLD, CHECKSUM, *(each for table in tables for each in table.values())}
     assert set(SOURCES) == programs
 

@@ -12,7 +12,7 @@ their result, of which each decodes a slice.  Short arrays are sent to all, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
@@ -21,8 +21,9 @@ from ncclkv.comm.programs.decoding import Decoding, counts_save, word
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Apply, Buffer
-from ncclkv.comm.wire import Range, Wire, read_of
+from ncclkv.comm.wire import Range, Wants, Wire, read_by, read_of
 from ncclkv.compress.base import CountedCodec
+from ncclkv.compress.coding import Coding, HostCoding
 from ncclkv.compress.entries import Padding
 
 SHORT_BYTES = 16 * 1024
@@ -51,6 +52,8 @@ class CodedSum:
         Whether the result is the sum divided by the number of senders.
     packed : ndarray of uint8
         Memory for the packed counts of this rank's share, if the form takes two steps.
+    coding : Coding
+        The arithmetic in the memory of the arrays.
     """
 
     codec: CountedCodec
@@ -61,6 +64,7 @@ class CodedSum:
     form: Form
     divides: bool
     packed: Buffer
+    coding: Coding = field(default_factory=HostCoding)
 
     def steps(self, wire: Wire, apply: Apply | None) -> Steps:
         """Make the sum."""
@@ -70,18 +74,18 @@ class CodedSum:
         if form.shared:
             wire.share_result()
         divisor = senders if self.divides else None
-        decoding = Decoding(self.codec, senders, self.padding, self.receive, divisor)
+        decoding = Decoding(self.codec, senders, self.padding, self.receive, divisor, self.coding)
         own = form.decoded[wire.rank]
         parts = yield from wire.read(self.payload, form.codes)
-        blocks = decoding.count([part for part in parts if part is not None], own)
+        codes = [part for part in parts if part is not None]
         if not form.two_steps:
-            decoding.write(blocks, apply)
+            decoding.write(codes, own, apply)
             return
-        decoding.pack(blocks, own[0], self.packed)
+        decoding.pack(codes, own, self.packed)
         parts = yield from wire.read(self.packed, form.counts)
         for bounds, part in zip(form.decoded, parts, strict=True):
             if part is not None:
-                decoding.write(decoding.unpack(part, bounds), apply)
+                decoding.write_packed(part, bounds, apply)
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,18 @@ class Form:
         """Return the bytes of the packed counts of as many elements."""
         return self.codec.packed_nbytes(count, len(self.senders))
 
+    @property
+    def _reads(self) -> Sequence[Wants]:
+        """The reads of the program."""
+        return [self.codes, self.counts] if self.two_steps else [self.codes]
+
     def sent(self, rank: int) -> int:
         """Return the bytes that other ranks read of a rank in a launch."""
-        reads = [self.codes, self.counts] if self.two_steps else [self.codes]
-        return sum(read_of(rank, len(self.decoded), read) for read in reads)
+        return sum(read_of(rank, len(self.decoded), read) for read in self._reads)
+
+    def scratch(self, rank: int) -> int:
+        """Return the most bytes that a rank reads of other ranks in a read."""
+        return max(read_by(rank, len(self.decoded), read) for read in self._reads)
 
 
 def form_of(

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import NamedTuple
 
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Range
 from ncclkv.compress.base import CountedCodec
+from ncclkv.compress.coding import Coding, HostCoding
 from ncclkv.compress.entries import Padding
 
-BLOCK = 64 * 1024
-"""Elements that are decoded and updated at once: they stay in the cache."""
 
-Blocks = Iterable[tuple[int, int, Buffer]]
-"""Ranges of elements, and their counts, which are valid until the next range."""
+class Block(NamedTuple):
+    """Elements ``[lo, hi)`` that are decoded at once.
+
+    Attributes
+    ----------
+    lo, hi : int
+    first : int
+        The elements before `lo` in the word of its code.
+    payloads : sequence of ndarray of uint8
+        The codes from this word on, of all senders.
+    """
+
+    lo: int
+    hi: int
+    first: int
+    payloads: Sequence[Buffer]
 
 
 @dataclass(eq=False)
@@ -34,6 +46,8 @@ class Decoding:
         Receives the elements of the sum that this rank decodes.
     divisor : int or None
         The number that the sum is divided by.
+    coding : Coding
+        The arithmetic in the memory of the arrays.
     """
 
     codec: CountedCodec
@@ -41,56 +55,55 @@ class Decoding:
     padding: Padding
     receive: Buffer
     divisor: int | None = None
-    _counts: Buffer = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._counts = np.empty(min(BLOCK, self.receive.size), np.uint16)
-
-    def count(self, payloads: Sequence[Buffer], bounds: Range) -> Iterator[tuple[int, int, Buffer]]:
-        """Yield `Blocks` of the elements `bounds`, from the codes of all senders.
-
-        The first code in each of the `payloads` is that of the first element of a word.
-        """
-        codec, (begin, end) = self.codec, bounds
-        first = word(begin, codec.unit)
-        for start in range(first, end, BLOCK) if begin < end else ():
-            stop = min(start + BLOCK, end)
-            lo, hi = codec.nbytes(start - first), codec.nbytes(stop - first)
-            block = self._counts[: stop - start]
-            codec.count_sum([payload[lo:hi] for payload in payloads], block)
-            skipped = max(begin - start, 0)
-            yield start + skipped, stop, block[skipped:]
+    coding: Coding = field(default_factory=HostCoding)
 
     def packed(self, count: int) -> int:
         """Return the bytes of the packed counts of as many elements."""
         return self.codec.packed_nbytes(count, self.senders)
 
-    def pack(self, blocks: Blocks, start: int, into: Buffer) -> None:
-        """Pack the counts of elements from `start` on."""
-        for lo, hi, block in blocks:
-            packed = into[self.packed(lo - start) : self.packed(hi - start)]
-            self.codec.pack_counts(block, packed, self.senders)
+    def write(self, payloads: Sequence[Buffer], bounds: Range, apply: Apply | None) -> None:
+        """Write the sums of the elements `bounds`, from the codes of all senders; update them.
 
-    def unpack(self, packed: Buffer, bounds: Range) -> Iterator[tuple[int, int, Buffer]]:
-        """Yield `Blocks` of the elements `bounds`, from their packed counts."""
-        first, end = bounds
-        for lo in range(first, end, BLOCK):
-            hi = min(lo + BLOCK, end)
-            block = self._counts[: hi - lo]
-            part = packed[self.packed(lo - first) : self.packed(hi - first)]
-            self.codec.unpack_counts(part, block, self.senders)
-            yield lo, hi, block
-
-    def write(self, blocks: Blocks, apply: Apply | None) -> None:
-        """Write the sums of elements, and update them."""
-        for lo, hi, block in blocks:
+        The first code in each of the `payloads` is that of the first element of a word.
+        """
+        for lo, hi, first, parts in self._blocks(payloads, bounds):
             out = self.receive[lo:hi]
-            self.codec.finish(block, self.senders, out)
-            if self.divisor is not None:
-                out /= np.float32(self.divisor)
-            self.padding.clear(lo, out)
-            if apply is not None:
-                apply(lo, hi)
+            self.coding.decode(self.codec, parts, first, out, self.divisor)
+            self._end(lo, hi, out, apply)
+
+    def pack(self, payloads: Sequence[Buffer], bounds: Range, into: Buffer) -> None:
+        """Pack the counts of the elements `bounds`, which begin at a whole word."""
+        start = bounds[0]
+        for lo, hi, _, parts in self._blocks(payloads, bounds):
+            packed = into[self.packed(lo - start) : self.packed(hi - start)]
+            self.coding.pack(self.codec, parts, hi - lo, packed)
+
+    def write_packed(self, packed: Buffer, bounds: Range, apply: Apply | None) -> None:
+        """Write the sums of the elements `bounds`, from their packed counts; update them."""
+        first, end = bounds
+        for lo in range(first, end, self.coding.block):
+            hi = min(lo + self.coding.block, end)
+            part = packed[self.packed(lo - first) : self.packed(hi - first)]
+            out = self.receive[lo:hi]
+            self.coding.unpack(self.codec, part, self.senders, out, self.divisor)
+            self._end(lo, hi, out, apply)
+
+    def _blocks(self, payloads: Sequence[Buffer], bounds: Range) -> Iterator[Block]:
+        """Yield the elements `bounds`, with their codes."""
+        codec, size, (begin, end) = self.codec, self.coding.block, bounds
+        first = word(begin, codec.unit)
+        for start in range(first, end, size) if begin < end else ():
+            stop = min(start + size, end)
+            lo, hi = codec.nbytes(start - first), codec.nbytes(stop - first)
+            skipped = max(begin - start, 0)
+            parts = [payload[lo:hi] for payload in payloads]
+            yield Block(start + skipped, stop, skipped, parts)
+
+    def _end(self, lo: int, hi: int, out: Buffer, apply: Apply | None) -> None:
+        """Clear the padding among written elements, and update them."""
+        self.coding.clear(self.padding, lo, out)
+        if apply is not None:
+            apply(lo, hi)
 
 
 def counts_save(codec: CountedCodec, senders: int) -> bool:

@@ -73,11 +73,10 @@ class NodeSum:
         decoding = Decoding(form.codec, len(form.sending), self.padding, self.receive, divisor)
         for bounds, ranks in form.counted(rank):
             payloads = [part for owner in ranks if (part := codes[owner]) is not None]
-            blocks = decoding.count(payloads, bounds)
             if form.packs:
-                decoding.pack(blocks, bounds[0], self.packed[slice(*form.place(rank))])
+                decoding.pack(payloads, bounds, self.packed[slice(*form.place(rank))])
             else:
-                decoding.write(blocks, apply)
+                decoding.write(payloads, bounds, apply)
         if form.packs:
             yield from self._write_packed(wire, decoding, apply)
 
@@ -88,12 +87,12 @@ class NodeSum:
             places = [self._place(owner, rank) for owner in range(wire.size)]
             yield from wire.read(self.packed[slice(*form.place(rank))], form.counts, places)
         if form.shared:
-            decoding.write(decoding.unpack(self.packed, form.slice_of(rank)), apply)
+            decoding.write_packed(self.packed, form.slice_of(rank), apply)
             return
         found = yield from wire.read(self.packed, form.neighbours)
         for owner, part in enumerate(found):
             if part is not None:
-                decoding.write(decoding.unpack(part, form.slice_of(owner)), apply)
+                decoding.write_packed(part, form.slice_of(owner), apply)
 
     def _place(self, owner: int, rank: int) -> Buffer | None:
         """Return the part of the packed counts that a rank of the same index has counted."""

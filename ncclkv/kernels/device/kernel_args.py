@@ -151,6 +151,60 @@ ROUNDINGS = np.dtype(
 WIDENING = np.dtype([("words", ADDRESS), ("out", ADDRESS), ("size", np.uint64)], align=True)
 """Argument of ``widen``."""
 
+ENCODED_ELEMENTS = 8192
+"""Maximum number of elements that one block encodes: whole words of every codec's payload."""
+
+FOUND = np.dtype([("squares", np.float64), ("beyond", np.uint64)])
+"""Results of a block of ``encode``: a sum of squares, and the residuals beyond the bound."""
+
+ENCODINGS = np.dtype(
+    [
+        ("residual", ADDRESS, (PIECES,)),
+        ("start", np.uint64, (PIECES,)),
+        ("size", np.uint64, (PIECES,)),
+        ("gradients", ADDRESS),
+        ("payload", ADDRESS),
+        ("found", ADDRESS),
+        ("skip", ADDRESS),
+        ("threshold", np.float32),
+        ("bound", np.float32),
+        *_BLOCKS,
+    ],
+    align=True,
+)
+"""Argument of ``encode``."""
+
+_PAYLOADS = np.dtype(
+    [
+        ("part", ADDRESS, (PARTS,)),
+        ("count", np.uint32),
+        ("continues", np.uint32),
+        ("ends", np.uint32),
+    ],
+    align=True,
+)
+_SCALE = np.dtype([("offset", np.float32), ("factor", np.float32), ("divisor", np.float32)])
+
+DECODED = np.dtype(
+    [
+        ("payloads", _PAYLOADS),
+        ("out", ADDRESS),
+        ("size", np.uint64),
+        ("first", np.uint64),
+        ("scale", _SCALE),
+    ],
+    align=True,
+)
+"""Argument of ``decode``."""
+
+PACKED = np.dtype([("payloads", _PAYLOADS), ("packed", ADDRESS), ("size", np.uint64)], align=True)
+"""Argument of ``pack``."""
+
+UNPACKED = np.dtype(
+    [("packed", ADDRESS), ("out", ADDRESS), ("size", np.uint64), ("scale", _SCALE)], align=True
+)
+"""Argument of ``unpack``."""
+
 
 def new(dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an argument of zeros: a 0-dimensional array, which CuPy passes by value."""

@@ -27,6 +27,43 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         return cupy.empty(shape, dtype)
 
 
+class Mirror:
+    """A copy of an array in page-locked memory of the host, which the device writes.
+
+    The host waits for no copy.  So it reads numbers that may be those of an earlier `update`.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+        Flat and contiguous.
+
+    Attributes
+    ----------
+    host : ndarray
+        Zeros at first.
+    """
+
+    def __init__(self, array: DeviceArray) -> None:
+        import cupy
+
+        self._array = array
+        memory = cupy.cuda.alloc_pinned_memory(max(array.nbytes, 1))
+        self.host = np.ndarray(array.shape, array.dtype, memory)
+        self.host.fill(0)
+
+    def update(self) -> None:
+        """Copy the array to the host, in the current stream, which may be captured."""
+        import cupy
+
+        # CuPy's own call refuses every copy to the host in a capture, also one that does not wait.
+        runtime, stream = cupy.cuda.runtime, cupy.cuda.get_current_stream().ptr
+        source, target = self._array.data.ptr, self.host.ctypes.data
+        if self._array.nbytes:
+            runtime.memcpyAsync(
+                target, source, self._array.nbytes, runtime.memcpyDeviceToHost, stream
+            )
+
+
 def copy(array: DeviceArray) -> DeviceArray:
     """Return a contiguous copy in the memory of `array`: of the host, or of its device."""
     import cupy

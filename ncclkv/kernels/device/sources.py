@@ -222,6 +222,56 @@ WIDEN = {
 }
 """Kernels of the opposite of `NARROW`, by the dtypes of the words and of the numbers."""
 
+CODES = {"1bit": (1, (0, 1)), "2bit": (2, (1, 1, 0, 2))}
+"""The bits of a code, and the level of each code, by the codec."""
+
+
+def _codes(name: str) -> dict[str, str]:
+    """Return the macros of a codec."""
+    bits, levels = CODES[name]
+    packed = sum(level << 4 * code for code, level in enumerate(levels))
+    return {"BITS": str(bits), "LEVELS": f"{packed:#x}"}
+
+
+ENCODE = {
+    name: KernelSource(
+        "encode",
+        name,
+        kernel_args.ENCODINGS,
+        {
+            "PER_BLOCK": str(kernel_args.ENCODED_ELEMENTS),
+            "THREADS": str(kernel_args.THREADS),
+            "QUANTISE": f"quantise_{name}",
+            **_codes(name),
+        },
+    )
+    for name in CODES
+}
+"""Kernels that encode gradients, by codec."""
+
+DECODE = {name: KernelSource("decode", name, kernel_args.DECODED, _codes(name)) for name in CODES}
+"""Kernels that decode the sum of several senders, by codec."""
+
+_WIDTHS = (2, 4, 8, 16)
+
+PACK = {
+    (name, width): KernelSource(
+        "pack",
+        f"{name} into {width} bits",
+        kernel_args.PACKED,
+        {"WIDTH": str(width), **_codes(name)},
+    )
+    for name in CODES
+    for width in _WIDTHS
+}
+"""Kernels that count the codes of several senders, by codec and by bits of a count."""
+
+UNPACK = {
+    width: KernelSource("unpack", f"of {width} bits", kernel_args.UNPACKED, {"WIDTH": str(width)})
+    for width in _WIDTHS
+}
+"""Kernels that decode packed counts, by their bits."""
+
 SOURCES = (
     COPY,
     *COMBINE.values(),
@@ -232,5 +282,9 @@ SOURCES = (
     CHECKSUM,
     *NARROW.values(),
     *WIDEN.values(),
+    *ENCODE.values(),
+    *DECODE.values(),
+    *PACK.values(),
+    *UNPACK.values(),
 )
 """All kernels."""

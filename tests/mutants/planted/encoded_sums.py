@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant(
         name="padding-of-codes-is-not-cleared",
         file="ncclkv/compress/entries.py",
-        old="            out[max(lo - start, 0) : hi - start] = 0\n",
+        old="            out[lo:hi] = 0\n",
         new="            pass\n",
         why="norms of a bucket count numbers between the keys, which 1bit decodes to -1",
         tests=(Selection("0", SUMS, "every_destination"),),
@@ -165,5 +165,29 @@ MUTANTS = (
         new="    places = indices.astype(np.int64)\n",
         why="a rank that decodes a part of a key adds numbers to other elements",
         tests=(Selection("0", "unit/comm/programs/test_top_sum.py"),),
+    ),
+    Mutant(
+        name="residuals-of-a-step-that-a-device-skips",
+        file="ncclkv/engine/nonfinite.py",
+        old="        residuals.skip = self._skip_flag\n",
+        new="",
+        why="NaN stays in the residual for ever, although the device skips the update",
+        tests=(Selection("0", "nccl/test_standin_store.py", "a_skipped_flush_leaves_residuals"),),
+    ),
+    Mutant(
+        name="replays-under-another-codec",
+        file="ncclkv/engine/capture.py",
+        old="        if [*codecs] != self._codecs:\n",
+        new="        if False:\n",
+        why="a captured step goes on encoding, into residuals that the store has dropped",
+        tests=(Selection("0", "nccl/test_capture_misuse.py", "another_codec"),),
+    ),
+    Mutant(
+        name="device-clears-other-elements-than-padding",
+        file="ncclkv/kernels/device/coding.py",
+        old="self._begins[pieces] + address",
+        new="address",
+        why="only the first elements are cleared, and 1bit leaves -1 between the keys of a bucket",
+        tests=(Selection("0", "nccl/test_kernels_as_cpp.py", "padding_is_cleared"),),
     ),
 )

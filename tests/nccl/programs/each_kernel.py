@@ -13,6 +13,7 @@ import cupy
 import numpy as np
 
 from ncclkv.compress.half import FP16
+from ncclkv.compress.twobit import TwoBit
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device.kernels import DeviceKernels
 
@@ -52,6 +53,10 @@ def main() -> None:
     every, words = [(0, one.size)], cupy.empty(one.size, np.float16)
     rounded = kernels.coding.rounding(FP16(), one, every, [], words)
     kept = kernels.coding.rounding(FP16(True), one, every, [cupy.zeros_like(one)], words)
+    payload, packed = (cupy.zeros(one.size // 4, np.uint8) for _ in range(2))
+    two_bit = TwoBit(threshold=1.0)
+    encode = kernels.coding.encoding(two_bit, every, one, [cupy.zeros_like(one)], payload)
+    parts = [payload] * 8
     calls: dict[str, tuple[float, Callable[[], object]]] = {
         "copy by CUDA": (2, lambda: cupy.copyto(two, one)),
         "copy": (2, lambda: kernels.pack_all([one], [two])),
@@ -62,6 +67,12 @@ def main() -> None:
         "nonfinite": (1, lambda: kernels.find_nonfinite(one, flag)),
         "narrow": (1.5, lambda: rounded(None)),
         "narrow, residual": (3.5, lambda: kept(None)),
+        "encode, 2bit": (3 + 1 / 16, lambda: encode(None)),
+        "decode of 8, 2bit": (1.5, lambda: kernels.coding.decode(two_bit, parts, 0, two)),
+        "pack of 1, 2bit": (
+            1 / 8,
+            lambda: kernels.coding.pack(two_bit, parts[:1], one.size, packed),
+        ),
         "widen": (1.5, lambda: kernels.coding.widen(FP16(), words, two)),
     }
     for name, (passes, call) in calls.items():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.coding import Encode, HostCoding
-from ncclkv.compress.entries import Bounds
+from ncclkv.compress.entries import Bounds, Padding
 from ncclkv.compress.half import Half
 from tests.nccl.standin.streams import RecordingStreams
 
@@ -14,10 +18,15 @@ _HOST = HostCoding()
 
 
 class StandInCoding:
-    """A `ncclkv.compress.coding.Coding` for arrays of a stand-in's device."""
+    """A `ncclkv.compress.coding.Coding` for arrays of a stand-in's device.
+
+    A `HostCoding` keeps counts between calls, so each queued call that counts has one of its own.
+    """
+
+    block = sys.maxsize
 
     def __init__(self, streams: RecordingStreams) -> None:
-        self._streams = streams
+        self.streams = streams
 
     def rounding(
         self,
@@ -31,7 +40,7 @@ class StandInCoding:
             _HOST.rounding(codec, gradients, entries, residuals, payload)(None)
 
         def run(skip: Any) -> None:
-            self._unless(skip, f"{codec.name} of", [gradients], [payload, *residuals], encode)
+            self.unless(skip, f"{codec.name} of", [gradients], [payload, *residuals], encode)
 
         return run
 
@@ -39,9 +48,57 @@ class StandInCoding:
         def run(payload: Any, out: Any) -> None:
             _HOST.widen(codec, payload, out)
 
-        self._streams.work("widen", [payload], [out], run)
+        self.streams.work("widen", [payload], [out], run)
 
-    def _unless(
+    def encoding(
+        self,
+        codec: CountedCodec,
+        entries: Bounds,
+        gradients: Any,
+        residuals: Sequence[Any],
+        payload: Any,
+    ) -> StandInEncoding:
+        return StandInEncoding(self, codec, entries, gradients, residuals, payload)
+
+    def decode(
+        self,
+        codec: CountedCodec,
+        payloads: Sequence[Any],
+        first: int,
+        out: Any,
+        divisor: int | None = None,
+    ) -> None:
+        def run(*views: Any) -> None:
+            HostCoding().decode(codec, views[:-1], first, views[-1], divisor)
+
+        self.streams.work("decode", payloads, [out], run)
+
+    def pack(self, codec: CountedCodec, payloads: Sequence[Any], count: int, packed: Any) -> None:
+        def run(*views: Any) -> None:
+            HostCoding().pack(codec, views[:-1], count, views[-1])
+
+        self.streams.work("pack counts", payloads, [packed], run)
+
+    def unpack(
+        self,
+        codec: CountedCodec,
+        packed: Any,
+        senders: int,
+        out: Any,
+        divisor: int | None = None,
+    ) -> None:
+        def run(packed: Any, out: Any) -> None:
+            HostCoding().unpack(codec, packed, senders, out, divisor)
+
+        self.streams.work("unpack counts", [packed], [out], run)
+
+    def clear(self, padding: Padding, start: int, out: Any) -> None:
+        def run(out: Any) -> None:
+            padding.clear(start, out)
+
+        self.streams.work("clear padding", [], [out], run)
+
+    def unless(
         self, skip: Any, what: str, reads: Sequence[Any], writes: Sequence[Any], run: Any
     ) -> None:
         """Queue ``run(*reads, *writes)``, which a flag in memory may skip."""
@@ -52,4 +109,45 @@ class StandInCoding:
             if not any(flag[0] for flag in views[:count]):
                 run(*views[count:])
 
-        self._streams.work(what, [*flags, *reads], writes, skipped)
+        self.streams.work(what, [*flags, *reads], writes, skipped)
+
+
+class StandInEncoding:
+    """Encodes a range, and copies what is found to the host, where it is read without a wait."""
+
+    def __init__(
+        self,
+        coding: StandInCoding,
+        codec: CountedCodec,
+        entries: Bounds,
+        gradients: Any,
+        residuals: Sequence[Any],
+        payload: Any,
+    ) -> None:
+        self._coding = coding
+        self._codec, self._entries = codec, entries
+        self._given = gradients, residuals, payload
+        self._found = coding.streams.allocate(8 * (len(entries) + 1)).view(np.float64)
+        self._host = np.zeros(len(entries) + 1)
+
+    def __call__(self, skip: Any) -> None:
+        (gradients, residuals, payload), streams = self._given, self._coding.streams
+        codec, entries, host = self._codec, self._entries, self._host
+
+        def run(gradients: Any, payload: Any, found: Any, *residuals: Any) -> None:
+            encoding = _HOST.encoding(codec, entries, gradients, residuals, payload)
+            encoding(None)
+            found[:-1], found[-1] = encoding.beyond, encoding.root_mean_square()
+
+        written = [payload, self._found, *residuals]
+        self._coding.unless(skip, f"{codec.name} of", [gradients], written, run)
+        streams.work("a copy of counts", [self._found], (), lambda view: np.copyto(host, view))
+
+    @property
+    def beyond(self) -> Sequence[int]:
+        """A view: each look finds the counts of the last launch that has run."""
+        found: Any = self._host[:-1]
+        return found
+
+    def root_mean_square(self) -> float:
+        return float(self._host[-1])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
 from ncclkv.comm.programs.coded_sum import CodedSum, form_of
-from ncclkv.comm.programs.decoding import BLOCK
 from ncclkv.comm.types import Buffer
 from ncclkv.comm.wire import Limits
+from ncclkv.compress.coding import BLOCK
 from ncclkv.compress.entries import Padding, encode_entries
 from ncclkv.compress.quantiser import Quantiser
 from tests.codecs import MODELS, quantiser

@@ -1,0 +1,97 @@
+"""Layer 2, recording stand-in, not NCCL: compressed gradients of stores in a GPU's memory.
+
+The conformance cases of compression run there, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+from ncclkv.engine.saturation import FIRST
+from ncclkv.errors import NotSupported
+from tests.conformance.capabilities import use_buffers
+from tests.conformance.expect import full, refused, same
+from tests.nccl.standin import Worker, run_on_standin
+from tests.nccl.standin.buffers import StandInBuffers
+from tests.nccl.standin.stores import StandInStores
+
+pytestmark = pytest.mark.limit(30)
+
+
+def with_store(body: Callable[[Worker, Any], object], **options: Any) -> Callable[[Worker], None]:
+    """Return the body of a rank that opens a store."""
+
+    def run(worker: Worker) -> None:
+        stores = StandInStores(worker, "every_rank")
+        with use_buffers(StandInBuffers(worker)), stores as create:
+            body(worker, create(**options))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"type": "powersgd"}, "powersgd is not in this version for stores in the memory of GPUs"),
+        ({"type": "2bit", "scope": "node"}, "2bit with scope='node' is not in this version"),
+    ],
+)
+def test_what_gpus_lack_is_refused_by_name(parameters: dict[str, Any], words: str) -> None:
+    def body(worker: Worker, kv: Any) -> None:
+        kv.init("w", full(0))
+        with refused(kv, NotSupported, words, "use 1bit, 2bit, fp16, bf16", "scope='rank'"):
+            kv.set_gradient_compression(parameters)
+        kv.push("w", full(1))
+        same(kv.pull("w"), 2)
+
+    run_on_standin(2, with_store(body), lazy=True)
+
+
+def test_large_gradients_are_warned_of_without_a_wait(caplog: pytest.LogCaptureFixture) -> None:
+    def body(worker: Worker, kv: Any) -> None:
+        kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        kv.init(["w", "b"], [np.zeros(128, np.float32), np.zeros(3, np.float32)])
+        for number in range(FIRST):
+            kv.push(["w", "b"], [full(3, (128,)), full(0.1, (3,))])
+            if number == FIRST - 2:
+                kv.wait()
+                assert kv.gradient_compression("w")["saturated"] == 1
+        assert kv.gradient_compression("b")["saturated"] == 0
+
+    with caplog.at_level(logging.WARNING, "ncclkv"):
+        run_on_standin(2, with_store(body, bucket_bytes=0), lazy=True)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "ncclkv: 2bit of 'w': 100 % of the residuals are beyond 0.5, and grow: an element sends at "
+        "most 0.5 a push, and these gradients have a root mean square of 3; use a threshold of "
+        "about 12, rescale the gradients, or use another type"
+    )
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_send_codes_alone(size: int) -> None:
+    """Check both forms: to all, and in two steps, in which the counts have 4 bits."""
+    count = 128 * 1024
+
+    def body(worker: Worker, kv: Any) -> None:
+        kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        kv.init("w", np.zeros(count, np.float32))
+        for _ in range(2):
+            with worker.calls() as lines:
+                kv.push("w", full(0.6, (count,)))
+            messages = [line for line in lines if line.startswith("send(")]
+        same(kv.pull("w"), 0.5 * size)
+        counts = [int(line.split("count=")[1].split(",")[0]) for line in messages]
+        assert all("dtype=uint8" in line for line in messages)
+        share = count // size
+        expected = [count // 4] if size == 2 else [share // 4] * 3 + [share // 2] * 3
+        assert counts == expected
+
+    run_on_standin(size, with_store(body, bucket_bytes=0))
