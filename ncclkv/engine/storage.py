@@ -270,9 +270,9 @@ class StoredPush(ABC):
         return self.state.bucket, self.keys, self.keys & self.state.waiting
 
     def lend(self, arrays: Sequence[Array]) -> AbstractContextManager[None] | None:
-        """Return a block in which a launch encodes the arrays where they are; None if it cannot.
+        """Return a block in which launches encode the arrays where they are, if that can be.
 
-        It can if the push has one array for each key of the bucket, and reductions that read once.
+        So it is for one array for each key of the bucket, if the reductions read these once.
         """
         return None
 
