@@ -32,10 +32,19 @@ class Found(Protocol):
         """Return that of the gradients of the range, or of some of them."""
 
 
-class Encoding(Found, Protocol):
-    """Encodes the gradients of a range at each call, an `Encode`."""
+class Encoding(Protocol):
+    """Encodes the gradients of a range, at each call."""
 
-    def __call__(self, skip: Array | None) -> None: ...
+    def __call__(self, skip: Array | None, given: Arrays | None = None) -> Found:
+        """Encode; return what was found.
+
+        Parameters
+        ----------
+        skip : array of int32, shape (1,), or None
+            As of `Encode`.
+        given : sequence of ndarray, optional
+            The gradients of each entry, in place of those of the range; on the host alone.
+        """
 
 
 class Coding(Protocol):
@@ -85,8 +94,16 @@ class Coding(Protocol):
     ) -> Encoding:
         """Return an object that encodes the gradients of a range, at each call.
 
-        Parameters are those of `encode_entries`, but for the gradients, an array of the range; on a
-        GPU the codes of padding are left as they are.
+        Parameters
+        ----------
+        codec : CountedCodec
+        entries : sequence of (int, int)
+        gradients : array of float32, shape (n,)
+            Those of the whole range.
+        residuals : sequence of array of float32
+            The residual of each entry.
+        payload : array of uint8, shape (codec.nbytes(n),)
+            Of the whole range.  On a GPU the codes of padding are left as they are.
         """
 
     def decode(
@@ -167,8 +184,7 @@ class HostCoding:
         residuals: Arrays,
         payload: Array,
     ) -> Encoding:
-        of_entries = [gradients[lo:hi] for lo, hi in entries]
-        return HostEncoding(codec, entries, of_entries, residuals, payload)
+        return HostEncoding(codec, entries, gradients, residuals, payload)
 
     def decode(
         self,
@@ -226,39 +242,31 @@ class FoundOnHost:
     gradients: Arrays
 
     def root_mean_square(self) -> float:
-        total = sum(float(np.square(each, dtype=np.float64).sum()) for each in self.gradients)
-        return math.sqrt(total / max(1, sum(each.size for each in self.gradients)))
+        squares = sum(float(np.square(each, dtype=np.float64).sum()) for each in self.gradients)
+        return math.sqrt(squares / max(1, sum(each.size for each in self.gradients)))
 
 
-class HostEncoding(FoundOnHost):
-    """`Encoding` on the host.
-
-    Parameters
-    ----------
-    codec, entries, gradients, residuals, payload
-        As of `encode_entries`.
-    """
+class HostEncoding:
+    """`Encoding` on the host; parameters as of `Coding.encoding`."""
 
     def __init__(
         self,
         codec: CountedCodec,
         entries: Bounds,
-        gradients: Arrays,
+        gradients: Array,
         residuals: Arrays,
         payload: Array,
     ) -> None:
-        super().__init__([0] * len(entries), gradients)
         self._codec, self._entries = codec, entries
         self._residuals, self._payload = residuals, payload
+        self._gradients = [gradients[lo:hi] for lo, hi in entries]
 
-    def __call__(self, skip: Array | None) -> None:
-        self.beyond = encode_entries(
-            self._codec, self._entries, self.gradients, self._residuals, self._payload
+    def __call__(self, skip: Array | None, given: Arrays | None = None) -> Found:
+        gradients = self._gradients if given is None else given
+        beyond = encode_entries(
+            self._codec, self._entries, gradients, self._residuals, self._payload
         )
-
-    def of(self, gradients: Arrays) -> HostEncoding:
-        """Return the encoding of other arrays of the entries, to the same payload."""
-        return HostEncoding(self._codec, self._entries, gradients, self._residuals, self._payload)
+        return FoundOnHost(beyond, gradients)
 
 
 def coding_of(kernels: Kernels) -> Coding:

@@ -11,7 +11,7 @@ from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.programs.coded_sum import CodedSum, form_of
 from ncclkv.comm.types import Buffer
 from ncclkv.compress.base import CountedCodec
-from ncclkv.compress.coding import HostCoding, HostEncoding, coding_of
+from ncclkv.compress.coding import coding_of
 from ncclkv.compress.entries import Bounds, Padding
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
@@ -45,8 +45,9 @@ class CodedReduction:
         saturation: Saturation,
     ) -> None:
         self.codec = codec
+        # A GPU reads gradients some time after the launch.
+        self.reads_once = comm.blocks
         self._coding = coding_of(comm.kernels)
-        self.reads_once = isinstance(self._coding, HostCoding)
         self._comm = comm
         self._bucket = bucket
         self._residuals = residuals
@@ -101,10 +102,9 @@ class CodedReduction:
         encoding = self._coding.encoding(self.codec, bounds, span.gradients, residuals, payload)
 
         def encode() -> None:
-            run = encoding
-            if span.given is not None and isinstance(encoding, HostEncoding):
-                run = encoding.of([span.gradient(entry) for entry in entries])
-            run(self._residuals.skip)
-            self._saturation.note(self.codec, entries, run)
+            # Not by default: to find each of a hundred arrays takes as long as some launches.
+            given = None if span.given is None else [span.gradient(each) for each in entries]
+            found = encoding(self._residuals.skip, given)
+            self._saturation.note(self.codec, entries, found)
 
         return encode

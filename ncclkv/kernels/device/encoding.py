@@ -135,11 +135,12 @@ class Encoding:
             )
             argument["threshold"], argument["bound"] = codec.threshold, codec.bound
 
-    def __call__(self, skip: DeviceArray | None) -> None:
+    def __call__(self, skip: DeviceArray | None, given: None = None) -> Encoding:
         for blocks, argument, _ in self._planned:
             argument["skip"] = 0 if skip is None else skip.data.ptr
             self._launch(self._kernel, blocks, argument)
         self._mirror.update()
+        return self
 
     def root_mean_square(self) -> float:
         """Return that of the gradients of the same launch as `beyond`."""

@@ -130,18 +130,20 @@ class StandInEncoding:
         self._found = coding.streams.allocate(8 * (len(entries) + 1)).view(np.float64)
         self._host = np.zeros(len(entries) + 1)
 
-    def __call__(self, skip: Any) -> None:
+    def __call__(self, skip: Any, given: Sequence[Any] | None = None) -> StandInEncoding:
+        assert given is None, "a device encodes the gradients of the range"
         (gradients, residuals, payload), streams = self._given, self._coding.streams
         codec, entries, host = self._codec, self._entries, self._host
 
         def run(gradients: Any, payload: Any, found: Any, *residuals: Any) -> None:
             encoding = _HOST.encoding(codec, entries, gradients, residuals, payload)
-            encoding(None)
-            found[:-1], found[-1] = encoding.beyond, encoding.root_mean_square()
+            counted = encoding(None)
+            found[:-1], found[-1] = counted.beyond, counted.root_mean_square()
 
         written = [payload, self._found, *residuals]
         self._coding.unless(skip, f"{codec.name} of", [gradients], written, run)
         streams.work("a copy of counts", [self._found], (), lambda view: np.copyto(host, view))
+        return self
 
     @property
     def beyond(self) -> Sequence[int]:
