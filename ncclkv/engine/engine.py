@@ -301,7 +301,7 @@ class Engine:
         for part in push.parts:
             lent = part.lend(arrays) if part.state.coded and self._encodes_at_once else None
             if lent is not None:
-                self._encode(part, lent, step)
+                self._encode(part, arrays, lent, step)
                 continue
             self._pack(part, arrays, step)
             self.updates.applying = True
@@ -349,14 +349,25 @@ class Engine:
         part.copy_in(arrays, self.kernels, self.events)
         state.push(part.keys, step)
 
-    def _encode(self, part: StoredPush, lent: AbstractContextManager[None], step: Any) -> None:
+    def _encode(
+        self,
+        part: StoredPush,
+        arrays: Sequence[Array],
+        lent: AbstractContextManager[None],
+        step: Any,
+    ) -> None:
         """Launch a push whose arrays are encoded where they are, without a copy of them."""
         state = part.state
         state.complete()
         state.push(part.keys, step)
         self.updates.applying = True
-        with lent:
-            self.policy.packed(state)
+        try:
+            with lent:
+                self.policy.packed(state)
+        except BaseException:
+            # The keys wait for another launch, which finds their gradients in the bucket.
+            part.copy_in(arrays, self.kernels, self.events)
+            raise
 
     def step_of(self, keys: Iterable[Key], *, packed: bool) -> Any:
         """Return the optimizer's step of one update of each key; the keys have slots.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ncclkv.comm.base import Communicator
 from ncclkv.compress.base import Codec
+from ncclkv.compress.powersgd import PowerSGD
 from ncclkv.engine.array_reduction import ArrayReduction, StagedArrays
 from ncclkv.engine.array_sums import (
     ArraySum,
@@ -217,11 +218,19 @@ _TOP = Form(
     lambda store, codec, op: TopArrays(codec),
 )
 
+
+def _low_rank(store: Reductions, codec: PowerSGD, bucket: Bucket) -> Reduction:
+    """Return the reduction of powersgd, whose sums are the same for ranks as for nodes.
+
+    They depend on the sum of what all senders owe, and this does not depend on who they are.
+    """
+    return PowerReduction(store.comm, codec, bucket, store.residuals, store.bases)
+
+
 _LOW_RANK = Form(
-    lambda store, codec, bucket: PowerReduction(
-        store.comm, codec, bucket, store.residuals, store.bases
-    ),
+    _low_rank,
     lambda store, codec, op: LowRankArrays(codec, store.comm.kernels, store.bases),
+    _low_rank,
     takes_short_keys=True,
 )
 

@@ -60,7 +60,7 @@ def _codecs(context: Context) -> Iterator[str]:
         elif by_node(rule.codec):
             text = f"not encoded by {name}, whose senders are nodes: all ranks are on one node"
         else:
-            text = f"not encoded by {name}, whose payloads would be longer than the keys"
+            text = f"not encoded by {name}, which would not make them short enough"
         found.setdefault(text, []).append(spec.key)
     for text, keys in found.items():
         yield f"{text}: {listed(keys)}"

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 import ncclkv
-from ncclkv.errors import NotSupported
-from tests.conformance.expect import refused
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 from tests.harness.context import context_of
@@ -257,8 +255,22 @@ def other_numbers_of_columns_keep_residuals(create: Stores) -> None:
     kv.push("w", gradient(kv.rank, 1, "w"))
     assert np.linalg.matrix_rank(kv.pull("w"), tol=1e-3) == 1
     assert kv.gradient_compression("w")["matrix_approximation_rank"] == 1
-    with refused(kv, NotSupported, "powersgd with scope='node' is not in this version"):
-        kv.set_gradient_compression({**parameters, "scope": "node"})
+
+
+@case(in_host_memory=True)
+def nodes_as_senders_of_matrices(create: Stores) -> None:
+    found = []
+    for scope in ("rank", "node"):
+        kv = create()
+        kv.set_gradient_compression({"type": "powersgd", "start_powerSGD_iter": 1, "scope": scope})
+        kv.init(["w", "bias"], [np.zeros(SHAPES[key], np.float32) for key in ("w", "bias")])
+        for step in range(3):
+            kv.push(["w", "bias"], [gradient(kv.rank, step, key) for key in ("w", "bias")])
+        found.append([value.tobytes() for value in kv.pull(["w", "bias"])])
+    total = np.sum([gradient(rank, 2, "w") for rank in range(kv.num_workers)], axis=0)
+    several = len(context_of(kv).comm.nodes or [range(kv.num_workers)]) > 1
+    assert (found[0] == found[1]) == several
+    assert (found[1][0] == total.astype(np.float32).tobytes()) == (not several)
 
 
 @case(in_host_memory=True)

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import ncclkv
+from ncclkv.comm.base import Collective
 from ncclkv.testing import run_ranks
+from tests.harness.context import context_of
 
 KEYS, COUNT = ["a", "b", "c"], 1000
 TWO_BIT = {"type": "2bit", "threshold": 1.0}
@@ -128,3 +130,24 @@ def test_a_bucket_with_keys_sent_whole_is_copied() -> None:
             assert packed.count == 1
 
     run_ranks(3, work)
+
+
+def test_a_push_whose_launch_fails_is_launched_again() -> None:
+    with ncclkv.create("threads") as kv:
+        kv.set_gradient_compression(TWO_BIT)
+        kv.init(KEYS, [np.zeros(COUNT, np.float32)] * len(KEYS))
+        kv.push(KEYS, [-array for array in ones()])
+        arrays = ones()
+
+        def fail(*_: Any) -> Collective:
+            raise MemoryError("no memory today")
+
+        kv.set_gradient_compression(TWO_BIT)  # so that the next launch prepares its sum
+        (reduction,) = {*context_of(kv).engine.layout["a"].state.coded.values()}
+        prepare, reduction.prepare = reduction.prepare, fail
+        with pytest.raises(MemoryError):
+            kv.push(KEYS, arrays)
+        reduction.prepare = prepare
+        for array in arrays:
+            array[...] = np.nan
+        assert all((value == 1).all() for value in kv.pull(KEYS))
