@@ -8,7 +8,7 @@ All arithmetic is modulo 2^64.  Word j of a block is ``mixed(word + (j + 1) * ST
 (the finaliser of SplitMix64 without its last line: Steele, Lea and Flood 2014).  The sum of the
 words of block b is multiplied by ``(2 b + 1) * FACTOR``.  So every bit and its position count:
 another array has the same checksum only by chance, with a probability of about 2^-60.  The kernel
-in C repeats these numbers; the kernel of devices gets them from this file.
+in C repeats these constants; the kernel of devices gets them from this file.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def working_dtype(dtype: np.dtype[Any], op: str = "sum") -> np.dtype[Any]:
 
 
 def chunk_length(dtype: np.dtype[Any]) -> int:
-    """Return the number of elements of a chunk whose arithmetic is in `dtype`."""
+    """Return the count of elements of a chunk whose arithmetic is in `dtype`."""
     return CHUNK_BYTES // dtype.itemsize
 
 

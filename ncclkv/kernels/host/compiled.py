@@ -74,7 +74,7 @@ time, at 4 to 8 MiB they change little, and from 16 MiB on they save a tenth.
 """
 
 STREAM_PART_BYTES = 4 * 1024
-"""Shorter arrays are copied with ordinary stores, whatever their number."""
+"""Shorter arrays are copied with ordinary stores, whatever their count."""
 
 active = BUILT and env.compiled()
 

@@ -1,7 +1,7 @@
 """Sums of codes, and their packed form; in C if the kernels in C are active.
 
-A code of few bits stands for a level: 0, 1, ....  A sum of levels is an unsigned number of 16 bits.
-So four of them are added as one word, without a carry from one to the next.
+A code of few bits stands for a level: 0, 1, ....  A sum of levels is an unsigned integer of 16
+bits.  So four of them are added as one word, without a carry from one to the next.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def count_levels(levels: Array, payloads: Arrays, counts: Array) -> None:
         chunk = counts[part]
         start, size = part.start // per_byte, -(-chunk.size // per_byte)
         total, other = totals[:size], others[:size]
-        for number, payload in enumerate(payloads):
-            found = other if number else total
+        for index, payload in enumerate(payloads):
+            found = other if index else total
             # "raise" would copy the result once more.
             np.take(words, payload[start : start + size], axis=0, out=found, mode="clip")
-            if number:
+            if index:
                 total += other
         chunk[...] = total.reshape(-1).view(np.uint16)[: chunk.size]
 

@@ -12,7 +12,7 @@ from ncclkv.kernels.base import Array
 from ncclkv.kernels.host.chunks import chunk_length, ranges
 
 # Exponent bits of the short floats, which NumPy tests slowly, in a word of their length: if all are
-# set, a number is not finite.
+# set, an element is not finite.
 _EXPONENTS = {
     row.name: np.dtype(f"u{row.itemsize}").type(row.exponent)
     for row in TABLE
@@ -21,9 +21,9 @@ _EXPONENTS = {
 
 
 def find_nonfinite(array: Array, flag: Array) -> None:
-    """Set ``flag[0]`` to 1 if a number of `array` is NaN or infinite; else do nothing.
+    """Set ``flag[0]`` to 1 if an element of `array` is NaN or infinite; else do nothing.
 
-    The search stops at the first chunk with such a number.
+    The search stops at the first chunk with such an element.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def find_nonfinite(array: Array, flag: Array) -> None:
 
 
 def _all_finite(chunk: Array, exponent: np.unsignedinteger[Any] | None) -> bool:
-    """Return whether all numbers of a chunk are finite; `exponent` is that of short floats."""
+    """Return whether all elements of a chunk are finite; `exponent` is that of short floats."""
     if exponent is None:
         return bool(np.isfinite(chunk).all())
     return bool((chunk.view(exponent.dtype) & exponent).max() != exponent)

@@ -1,6 +1,6 @@
-"""The numbers of largest magnitude in an array; in C if the kernels in C are active.
+"""The elements of largest magnitude in an array; in C if the kernels in C are active.
 
-A pass over tiles collects candidates: all numbers whose magnitude is at least a floor.  When there
+A pass over tiles collects candidates: all elements whose magnitude is at least a floor.  When there
 are many candidates, only the largest are kept, and the floor rises above them.  No array as long as
 the gradients is allocated.
 
@@ -33,7 +33,7 @@ def take_largest(gradients: Array, residual: Array, payload: Array) -> None:
     residual : ndarray of float32, shape (n,)
         Shares no memory with the gradients.
     payload : ndarray of uint8, shape (8 * k,)
-        Receives k indices of int32 in ascending order, and then k numbers of float32.  Of equal
+        Receives k indices of int32 in ascending order, and then k values of float32.  Of equal
         magnitudes the first are moved.
 
     Examples
@@ -57,7 +57,7 @@ array([ 1.,  0.,  0., -2.], dtype=float32))
 
 
 def add_largest(payload: Array, sums: Array) -> None:
-    """Add the numbers of a payload to `sums`, an ndarray of float32, at their indices.
+    """Add the values of a payload to `sums`, an ndarray of float32, at their indices.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def add_largest(payload: Array, sums: Array) -> None:
 
 
 def parts_of(payload: Array) -> tuple[Array, Array]:
-    """Return views of the indices and of the numbers of a payload."""
+    """Return views of the indices and of the values of a payload."""
     half = payload.size // 2
     return payload[:half].view(np.int32), payload[half:].view(np.float32)
 
@@ -110,7 +110,7 @@ def _sizes_of(sums: Array) -> Array:
 def _largest(found: Sequence[tuple[Array, Array]], wanted: int) -> tuple[Array, Array, np.uint32]:
     """Return indices and sizes of the largest candidates, of equal ones the first.
 
-    The last number returned is the floor above them.
+    The last result is the floor above them.
     """
     indices, sizes = (np.concatenate(each) for each in zip(*found, strict=True))
     if sizes.size <= wanted:

@@ -43,14 +43,14 @@ def orthonormalise(rows: Array) -> None:
     with np.errstate(all="ignore"):
         work = rows.astype(np.float64)
         norms = [np.sqrt(_dot(row, row)) for row in work]
-        for number, row in enumerate(work):
+        for index, row in enumerate(work):
             norm = np.sqrt(_dot(row, row))
             # A comparison with NaN is false, so that NaN is seen in the result.
-            if norm == 0 or norm < LEAST_SHARE * norms[number]:
+            if norm == 0 or norm < LEAST_SHARE * norms[index]:
                 row[...] = 0
             else:
                 row /= norm
-            for later in work[number + 1 :]:
+            for later in work[index + 1 :]:
                 later -= _dot(row, later) * row
         rows[...] = work
 
@@ -86,7 +86,7 @@ def multiply(
         Becomes the matrix of this sender less an equal share of the product.
     senders : int
     average : bool
-        Divide the product by the number of senders.
+        Divide the product by the count of senders.
 
     Examples
     --------

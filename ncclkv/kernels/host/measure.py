@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ncclkv.kernels.programs import Program
 
 BLOCK = 1024
-"""Number of elements of a block."""
+"""Count of elements of a block."""
 
 LANES = 16
-"""Number of partial sums of a block."""
+"""Count of partial sums of a block."""
 
 
 def adapted(program: str, rows: Array, measured: Measured) -> Array:
@@ -105,7 +105,7 @@ def _measure_range(
 
 
 def _widened(values: Array, out: Array) -> Array:
-    """Return numbers in the dtype of `out`: themselves, or a copy there."""
+    """Return values in the dtype of `out`: themselves, or a copy there."""
     if values.dtype == out.dtype:
         return values
     np.copyto(out, values)

@@ -53,7 +53,7 @@ def narrow(values: Array, words: Array) -> None:
 def narrow_with_rest(gradients: Array, residual: Array, words: Array) -> None:
     """Add gradients to the residual, and round the sums; the residual becomes what this has lost.
 
-    The residual becomes 0 where a word is infinite or NaN.  So such a number is sent once.
+    The residual becomes 0 where a word is infinite or NaN.  So such a value is sent once.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def narrow_with_rest(gradients: Array, residual: Array, words: Array) -> None:
 
 
 def widen(words: Array, values: Array) -> None:
-    """Set `values` to the numbers of `words`, the opposite of `narrow`; nothing is rounded.
+    """Set `values` to the floats of `words`, the opposite of `narrow`; nothing is rounded.
 
     Examples
     --------

@@ -47,7 +47,7 @@ def reduce(parts: Arrays, out: Array, op: str) -> None:
 
 
 def divide(array: Array, count: int) -> None:
-    """Divide the flat sum of `count` arrays by their number, in place; integers toward zero."""
+    """Divide the flat sum of `count` arrays by the count, in place; integers toward zero."""
     finish(array, count, array, "avg")
 
 
@@ -58,7 +58,7 @@ class Reducer:
     ----------
     dtype : dtype
     count : int
-        Maximum number of elements.
+        Elements of an array, at most.
     op : str
     """
 
@@ -167,7 +167,7 @@ def _divide(total: Array, count: int, out: Array) -> None:
         np.copyto(out, wide, casting="same_kind")
         return
     if total.dtype.kind == "c":
-        # Complex division by a real number would make NaN of an infinite part.
+        # Complex division by a real would make NaN of an infinite part.
         total = total.view(total.real.dtype)
         out = out.view(total.dtype)
     np.divide(total, total.dtype.type(count), out=out)

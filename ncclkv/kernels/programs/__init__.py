@@ -7,7 +7,7 @@ define before:
 ``REAL``
     Type of the arithmetic.
 ``STATES``
-    Number of states of each weight.
+    Count of states of each weight.
 ``NAME(x)``, ``FUNCTION``
     The name of a function, and the qualifiers before it.
 ``ROOT(x)``
@@ -15,12 +15,12 @@ define before:
 
 The header defines ``SCALARS``, the length of a row, and two functions: ``read``, which rounds a row
 of doubles, and ``step``, which updates the states of an element and returns its new weight.  The
-last numbers of every row are those of ``gradient.h``, which rescales, clips and decays.
+last scalars of every row are those of ``gradient.h``, which rescales, clips and decays.
 
-The header of an optimizer that needs norms also defines ``NORMS``, their number, and two functions.
-``measure`` updates the states of an element, ``MEASURED_STATES`` of them, and writes the numbers
+The header of an optimizer that needs norms also defines ``NORMS``, their count, and two functions.
+``measure`` updates the states of an element, ``MEASURED_STATES`` of them, and writes the values
 whose squares are summed.
-``trust`` returns the factor of a key's learning rate, the first number of its row, from the sums.
+``trust`` returns the factor of a key's learning rate, the first scalar of its row, from the sums.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Norms(NamedTuple):
     Attributes
     ----------
     sums : int
-        Number of the sums of squares of a key.
+        Count of the sums of squares of a key.
     measure : callable
         `Measure`, in NumPy.
     trust : callable
@@ -98,9 +98,9 @@ class Program(NamedTuple):
     step : callable
         `Step`, in NumPy.
     states : tuple of int
-        Numbers of states for which the program is compiled.
+        Counts of states for which the program is compiled.
     scalars : tuple of str
-        Names of the numbers in a row, in order.
+        Names of the scalars in a row, in order.
     scratch : int
         Rows of scratch memory that `step` needs.
     norms : Norms or None

@@ -10,7 +10,7 @@ import numpy as np
 from ncclkv.kernels.base import Array
 
 COMMON = ("weight_decay", "rescale", "clip")
-"""Names of the last numbers of every row."""
+"""Names of the last scalars of every row."""
 
 
 def clipped(gradients: Array, scratch: Array, rescale: float, clip: float) -> Array:
@@ -41,7 +41,7 @@ def decayed_and_clipped(
     return _clamped(decayed(rescaled, weights, scratch, decay), scratch, clip)
 
 
-# A factor of 1 and a decay of 0 are skipped: neither changes a bit of a finite number.
+# A factor of 1 and a decay of 0 are skipped: neither changes a bit of a finite element.
 
 
 def _rescaled(gradients: Array, scratch: Array, rescale: float) -> Array:

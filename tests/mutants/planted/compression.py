@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant(
         name="powersgd-divides-by-rounding",
         file=LOW_RANK,
-        old="if norm == 0 or norm < LEAST_SHARE * norms[number]:",
+        old="if norm == 0 or norm < LEAST_SHARE * norms[index]:",
         new="if norm == 0:",
         why="a matrix of low rank is sent more than once, and its residual grows from push to push",
         tests=(Selection("0", "unit/kernels/host/test_low_rank.py", "depends_on_others"),),
