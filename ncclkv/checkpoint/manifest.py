@@ -39,7 +39,7 @@ _PIECES_BYTES = 12 * 1024 * 1024
 _UNKNOWN_BYTES = 32 * 1024 * 1024
 """Bytes for a store without keys: enough for some 200,000 keys with names of 20 characters."""
 
-_NUMBERS = (int, float, str, bool, type(None))
+_PLAIN = (int, float, str, bool, type(None))
 
 # Fields of ``checkpoint.json``; those of any type are checked where they are used.
 _KEY = {"key": ANY, "shape": ANY, "dtype": ANY, "op": ANY, "states": dict, "updates": int}
@@ -67,7 +67,7 @@ class SavedKey(NamedTuple):
     states : dict of numpy.dtype
         The dtypes of the optimizer's states of the key by name; they have the key's shape.
     updates : int
-        Number of the optimizer's updates of the key.
+        Count of the optimizer's updates of the key.
     """
 
     spec: KeySpec
@@ -271,9 +271,9 @@ def size_limit(keys: Iterable[Key] | None, pieces: int | None = None) -> int:
     Parameters
     ----------
     keys : iterable of keys, or None
-        None: any keys, and any number of pieces.
+        None: any keys, and any count of pieces.
     pieces : int, optional
-        Number of the pieces of tensors; by default any number.
+        Count of the pieces of tensors; by default any.
     """
     if keys is None:
         return _UNKNOWN_BYTES
@@ -301,7 +301,7 @@ def _optimizer(made: Any) -> OptimizerManifest:
     """Return an optimizer; its class checks the hyperparameters itself."""
     check_form(made, _OPTIMIZER, "optimizer")
     config = dict(made["hyperparameters"])
-    if any(type(value) not in _NUMBERS for value in config.values()):
+    if any(type(value) not in _PLAIN for value in config.values()):
         raise DamagedCheckpoint("optimizer.hyperparameters holds a list or an object")
     for name, pairs in by_key(made["factors"], "optimizer.factors").items():
         config[str(name)] = by_key(pairs, f"{name!r:.60} of optimizer.factors")

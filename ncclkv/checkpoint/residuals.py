@@ -47,7 +47,7 @@ class EncodedKey(NamedTuple):
     scope : str
         The parameter ``scope`` of its codec.
     senders : int
-        Number of its residuals.
+        Count of its residuals.
     """
 
     key_index: int
@@ -64,7 +64,7 @@ class SavedBasis(NamedTuple):
     key_index : int
         Its position among the keys of the checkpoint.
     launches : int
-        Number of the sums of the key.
+        Count of the sums of the key.
     columns : int
         Columns of Q; 0 if no sum has been compressed.
     """
@@ -165,7 +165,7 @@ def _rows(fields: Iterable[str], found: Iterable[EncodedKey | SavedBasis]) -> li
 
 
 def from_plain(made: Any, keys: int) -> CompressionManifest | None:
-    """Return the field that JSON values describe, in a checkpoint with a number of keys.
+    """Return the field that JSON values describe, in a checkpoint with a count of keys.
 
     Raises
     ------

@@ -138,10 +138,10 @@ def _no_number(text: str) -> NoReturn:
 
 def _finite(text: str) -> float:
     """Parse a float; refuse a value beyond its range."""
-    number = float(text)
-    if not math.isfinite(number):
+    value = float(text)
+    if not math.isfinite(value):
         raise DamagedCheckpoint(f"{text} is beyond the range of a float")
-    return number
+    return value
 
 
 def _whole(text: str) -> int:

@@ -1,7 +1,7 @@
 """Conversion between arrays and the tensors of a safetensors file.
 
 safetensors has no bfloat16 and no complex dtype for NumPy.  A bfloat16 is stored as uint16, and a
-complex number as a pair of floats along a last axis.
+complex element as a pair of floats along a last axis.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tensor(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Count of elements."""
         return math.prod(self.shape)
 
     @property

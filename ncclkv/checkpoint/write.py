@@ -50,7 +50,7 @@ def write(
     fill : callable
         Called with the path of the new directory, which has its final name only at the end.
     keep : int
-        Number of checkpoints of this kind to keep, the new one included.
+        Count of checkpoints of this kind to keep, the new one included.
     author : str
         Name and version of the program that saves.
     values : bool

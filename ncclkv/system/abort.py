@@ -214,7 +214,7 @@ def _show(error: BaseException, chained: Callable[[], object] | None, where: str
 
 
 def _parent_is_this_rank() -> bool:
-    """Return whether the parent process has the launcher's number of this rank, too.
+    """Return whether the parent process has the launcher's index of this rank, too.
 
     Such a parent is a shell or a program, and no launcher.  The variables may be those of a job
     that has ended, as in a container.  Then no rank 0 writes.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _NO_LIMIT = 1 << 60
-"""Control groups of version 1 give a number of at least this size where there is no limit."""
+"""Control groups of version 1 give a limit of at least this size where there is no limit."""
 
 
 class MemoryLeft(NamedTuple):
@@ -127,7 +127,7 @@ def _of_group(root: Path, group: Path, files: _Files) -> Iterator[MemoryLeft]:
 
 
 def _read_int(path: Path) -> int | None:
-    """Return the number in a file; None for other text, or without the file."""
+    """Return the integer in a file; None for other text, or without the file."""
     text = "".join(_lines(path)).strip()
     return int(text) if text.isdigit() else None
 

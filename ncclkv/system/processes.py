@@ -27,7 +27,7 @@ _EXIT_CODE = 49
 def namespace() -> int:
     """Return the id of this process's PID namespace; 0 if it is unknown.
 
-    A process number has a meaning only for processes with the same id.
+    A process id has a meaning only for processes of the same namespace.
     """
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino

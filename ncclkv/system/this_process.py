@@ -1,4 +1,4 @@
-"""Number of this process, read without a call to the system: each verb compares it."""
+"""Id of this process, read without a call to the system: each verb compares it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class _ThisProcess:
         os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
-        """Read the number."""
+        """Read the id."""
         self.pid = os.getpid()
 
 
