@@ -20,7 +20,7 @@ _DEFAULT: dict[tuple[str, str], str | None] = {
 }
 """The argument `compress` for each hook whose state is a process group, by module and name."""
 
-_NUMBERS = (
+_PARAMETERS = (
     "matrix_approximation_rank",
     "start_powerSGD_iter",
     "min_compression_rate",
@@ -41,7 +41,7 @@ def compress_of(state: Any, hook: Callable[..., Any], ranks: int) -> Compress:
         As the hook takes it.
     hook : callable
     ranks : int
-        The number of ranks of the store.
+        The count of ranks of the store.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def compress_of(state: Any, hook: Callable[..., Any], ranks: int) -> Compress:
 
 
 def _power_sgd(state: Any, ranks: int) -> dict[str, Any]:
-    """Return the parameters of powersgd with the numbers of torch's ``PowerSGDState``."""
+    """Return the parameters of powersgd with the values of torch's ``PowerSGDState``."""
     kind = type(state)
     if (kind.__module__, kind.__qualname__) != (_POWER_SGD[0], "PowerSGDState"):
         raise UsageError(
@@ -84,9 +84,9 @@ def _power_sgd(state: Any, ranks: int) -> dict[str, Any]:
             f"PowerSGDState(None, matrix_approximation_rank=1)"
         )
     _check_group(state.process_group, _POWER_SGD[1], ranks)
-    numbers = {name: getattr(state, name) for name in _NUMBERS}
-    # The state keeps its generator alone, whose first word is the seed until numbers are drawn.
-    return {"type": "powersgd", **numbers, "random_seed": int(state.rng.get_state()[1][0])}
+    values = {name: getattr(state, name) for name in _PARAMETERS}
+    # The state keeps its generator alone, whose first word is the seed until it has drawn.
+    return {"type": "powersgd", **values, "random_seed": int(state.rng.get_state()[1][0])}
 
 
 def _check_group(group: Any, name: str, ranks: int) -> None:

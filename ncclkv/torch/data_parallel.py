@@ -73,7 +73,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         a GPU, which must be the store's.  Its ranks are those of the job.  For other ranks give a
         store of ``ncclkv.create("dist", comm=comm)``.
     average : bool
-        Whether gradients are divided by the number of ranks.  If not, set gradients to zero or None
+        Whether gradients are divided by the count of ranks.  If not, set gradients to zero or None
         before each backward pass that reduces: a sum would be summed again.
     broadcast_buffers : bool, optional
         Whether buffers, such as those of BatchNorm, follow rank 0.  They do so at the first forward
@@ -85,7 +85,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         as it was, None included.
     gradient_as_view : bool
         Whether `.grad` becomes a view of a bucket of the store, which saves a copy and memory.  A
-        gradient that the program holds over ``zero_grad()`` keeps its numbers: the next pass copies
+        gradient that the program holds over ``zero_grad()`` keeps its values: the next pass copies
         it to memory of its own.  The wrapper does not see arrays that share a gradient's memory,
         such as ``.grad.view(-1)`` or ``.grad.numpy()``.  The next pass overwrites these: clone
         them, or give False.
@@ -127,15 +127,15 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         The wrapped module.
     kvstore : KVStore
         Its store, which `close` closes.  ``kvstore.rank``, ``kvstore.num_workers`` and
-        ``kvstore.local_rank`` are this rank, the number of ranks, and this rank's number on its
+        ``kvstore.local_rank`` are this rank, the count of ranks, and this rank's index on its
         node.  In torch.distributed these are ``get_rank()``, ``get_world_size()`` and
         ``LOCAL_RANK``.
     device : torch.device
         The device of the module.
     device_ids : list of int or None
-        The number of the module's GPU in a list, as in DDP; None in host memory.
+        The index of the module's GPU in a list, as in DDP; None in host memory.
     output_device : int or None
-        The number of the module's GPU.
+        The index of the module's GPU.
 
     Raises
     ------
@@ -236,7 +236,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
                 follow_once(kv, [*parameters.by_key.values(), *others])
         self._averages, self._chosen = average, bool(rules)
         self._reduces, self._is_uneven = True, False
-        self._followed = 0  # number of reductions at the last time that buffers followed
+        self._followed = 0  # count of reductions at the last time that buffers followed
 
     def _share(self, module: torch.nn.Module) -> None:
         """Share the module's parts, whose names get no prefix: the module is no submodule."""
@@ -312,7 +312,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         ----------
         divide_by_initial_world_size : bool
             Whether averages divide by all ranks, so that each sample has the same weight.  If not,
-            averages divide by the number of ranks that still train.
+            averages divide by the count of ranks that still train.
         enable : bool
             Whether ranks may leave at different times; if not, the block does nothing.
         throw_on_early_termination : bool
@@ -442,13 +442,13 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
 
     @property
     def output_device(self) -> int | None:
-        """The number of the module's GPU; None in host memory."""
+        """The index of the module's GPU; None in host memory."""
         device_id: int | None = self._placed.index
         return device_id
 
     @property
     def device_ids(self) -> list[int] | None:
-        """The number of the module's GPU in a list; None in host memory."""
+        """The index of the module's GPU in a list; None in host memory."""
         return None if self.output_device is None else [self.output_device]
 
     @public
@@ -463,7 +463,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         ----------
         state : object
             As for the hook: None, a process group of all ranks, or a ``PowerSGDState``.  Of the
-            state the numbers are read, but for ``orthogonalization_epsilon``.
+            state the attributes are read, but for ``orthogonalization_epsilon``.
         hook : callable
             A 16-bit sum is rounded once here; torch rounds each addition.
 

@@ -32,9 +32,9 @@ from ncclkv.torch.views import as_tensor
 from ncclkv.tracebacks import public
 
 COUNTS = "ncclkv.torch: numbers of ranks"
-"""Begin of the keys of the numbers of ranks that have used each parameter since the last reduction.
+"""Begin of the keys of the counts of ranks that have used each parameter since the last reduction.
 
-The last number is of all ranks that reduce.
+The last count is of all ranks that reduce.
 """
 
 _CREATE_GRAPH = (
@@ -113,7 +113,7 @@ class Gradients:
         Whether averages divide by all ranks of the store, also by those that have ended an uneven
         block.
     reductions : int
-        Number of backward passes that have reduced.
+        Count of backward passes that have reduced.
     called : bool
         Whether a forward pass of the wrapper has recorded a graph.
     """
@@ -237,7 +237,7 @@ class Gradients:
             self._initialized.update(new)
 
     def _make_counts(self) -> None:
-        """Make the numbers of ranks that have used each parameter, and of all ranks."""
+        """Make the counts of the ranks that have used each parameter, and of all ranks."""
         size = len(self.parameters.by_key) + 1
         self._counts_key = key = f"{COUNTS}, {size}"
         if key not in self._initialized:

@@ -81,7 +81,7 @@ class Parameters:
         return new, gone
 
     def _key(self, name: str, parameter: torch.nn.Parameter, used: set[str]) -> str:
-        """Return a key for a parameter: its name, with a number if another tensor had the name."""
+        """Return a key for a parameter: its name, with a suffix if another tensor had the name."""
         kind = parameter.shape, parameter.dtype
         key, suffix = name, 1
         while key in used or self._kinds.get(key, kind) != kind:

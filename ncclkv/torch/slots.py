@@ -85,7 +85,7 @@ class Slot:
     def _part(self) -> None:
         """Give the view memory of its own: the program holds it, as after ``zero_grad()``.
 
-        The next gradient would replace its numbers otherwise.
+        The next gradient would replace its elements otherwise.
         """
         if self.view.data_ptr() == self._address:
             self.view.data = self.tensor.clone()

@@ -175,6 +175,6 @@ def _on_host(value: Any) -> NDArray[Any]:
 
 
 def _checksum(value: Any) -> int:
-    """Return a number that is nearly always another one after a change of the elements."""
+    """Return an integer that nearly always differs after a change of the elements."""
     elements: Any = _on_host(value).reshape(-1).view(np.uint8)
     return zlib.crc32(elements)

@@ -72,7 +72,7 @@ class Trainer:
     Attributes
     ----------
     optimizer : Optimizer
-        A changed number takes effect at the next step.
+        A changed hyperparameter takes effect at the next step.
     kvstore : KVStore or None
     update_on_kvstore : bool
     grads : dict
@@ -279,7 +279,7 @@ class Trainer:
                 f"create the Trainer with update_on_kvstore=False"
             )
 
-    # Numbers and states
+    # Hyperparameters and states
 
     @property
     @public
