@@ -46,7 +46,7 @@ class Offset:
     begin, end : (float, float)
         A time of the own clock, and the difference there.
     error : float
-        The difference is right to this number of seconds.
+        The difference is right to so many seconds.
     """
 
     begin: tuple[float, float] = (0.0, 0.0)

@@ -159,7 +159,7 @@ class Counter(Instrument):
 
 
 def _index(item: tuple[int | None, Any]) -> int:
-    """Return a number to sort buckets by, arrays without keys first."""
+    """Return an index to sort buckets by, arrays without keys first."""
     return -1 if item[0] is None else item[0]
 
 
@@ -192,7 +192,7 @@ def _of_rank(late: _Late) -> dict[str, Any]:
 
 
 def _of_bucket(bucket: _Bucket) -> dict[str, Any]:
-    """Return the numbers of a bucket; the bandwidth includes the wait for late ranks."""
+    """Return the measurements of a bucket; the bandwidth includes the wait for late ranks."""
     busy = bucket.seconds
     return {
         "launches": bucket.launches,

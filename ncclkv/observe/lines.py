@@ -19,7 +19,7 @@ Record = Mapping[str, Any]
 
 _MOST_RECORDS = 1000
 _SECONDS = 1.0
-"""Number of records, and seconds, after which a block is written."""
+"""Count of records, and seconds, after which a block is written."""
 
 
 class Lines:

@@ -22,7 +22,7 @@ class Measured(Protocol):
 
     @property
     def rank(self) -> int:
-        """The number of this rank."""
+        """The index of this rank."""
 
     @property
     def type(self) -> str:

@@ -18,7 +18,7 @@ from ncclkv.observe.tracer import FORMAT, HEADER, PING
 Event = dict[str, Any]
 
 _VERBS, _WAITS, _DEVICE, _OTHER_THREADS, _COLLECTIVES = 1, 2, 3, 10, 100
-"""Numbers of a rank's threads in the timeline; the last two are the first of several."""
+"""Indices of a rank's threads in the timeline; the last two are the first of several."""
 
 _NAMES = {_VERBS: "verbs", _WAITS: "waits for ranks", _DEVICE: "collectives on the GPU"}
 
@@ -33,7 +33,7 @@ class RankFile:
 
     @property
     def launches(self) -> dict[int, dict[str, Any]]:
-        """The launches by number."""
+        """The launches by index."""
         return {each["seq"]: each for each in self.records if each["event"] == "launched"}
 
 

@@ -29,7 +29,7 @@ HEADER = "trace"
 PING = "ping"
 """Name of the event of an exchange by which clocks are compared."""
 
-_numbers = count(1)
+_indices = count(1)
 
 
 class Tracer(Instrument):
@@ -59,8 +59,8 @@ class Tracer(Instrument):
     ) -> None:
         folder, host = Path(directory), socket.gethostname()
         folder.mkdir(parents=True, exist_ok=True)
-        # The number is one of the process, whose name no other process of the host has.
-        name = f"{store}-rank{rank}-{host}-{this_process.pid}-{next(_numbers)}.jsonl"
+        # The index is one of the process, whose name no other process of the host has.
+        name = f"{store}-rank{rank}-{host}-{this_process.pid}-{next(_indices)}.jsonl"
         self._lines = Lines(folder / name)
         self.path = self._lines.path
         self._thread = concurrency.get_ident()

@@ -37,7 +37,7 @@ def run_ranks(
     Parameters
     ----------
     size : int
-        Number of ranks.
+        Count of ranks.
     body : callable
         ``body(*args)``; inside it ``ncclkv.create("dist")`` is a store over all of them, in host
         memory.  ``dist_sync``, ``threads`` and ``ncclkv.comm.world()`` have the same ranks.  A

@@ -41,7 +41,7 @@ class SystemThreads:
             main()
 
         actor.frame = lambda: sys._current_frames().get(actor.system_ident)
-        thread = threading.Thread(target=run, name=f"actor {actor.number}", daemon=True)
+        thread = threading.Thread(target=run, name=f"actor {actor.index}", daemon=True)
         self._threads.append(thread)
         thread.start()
 

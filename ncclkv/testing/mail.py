@@ -90,7 +90,7 @@ class SeededTransport(ThreadTransport):
         return active().turns.arrival(self._first_rank(sender), self._first_rank(receiver))
 
     def _first_rank(self, rank: int) -> int:
-        """Return a rank's number among all ranks of the world."""
+        """Return a rank's index among all ranks of the world."""
         parent = self._parent
         if not isinstance(parent, SeededTransport):
             return rank

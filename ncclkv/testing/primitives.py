@@ -108,7 +108,7 @@ class Lock:
             self._free()
 
     def _free(self) -> int:
-        """Free the lock from all of its owner's calls; return their number."""
+        """Free the lock from all of its owner's calls; return their count."""
         if self._owner is not None:
             self._owner.locks -= 1
         count, self._count, self._owner = self._count, 0, None

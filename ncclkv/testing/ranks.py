@@ -58,7 +58,7 @@ class _Rank(concurrency.Thread, Generic[Result]):
 
     Attributes
     ----------
-    number : int
+    index : int
     communicator : HostCommunicator
     result : object
         The result of the program, if it raised nothing.
@@ -69,10 +69,10 @@ class _Rank(concurrency.Thread, Generic[Result]):
     result: Result
 
     def __init__(
-        self, number: int, communicator: HostCommunicator, body: Callable[[], Result]
+        self, index: int, communicator: HostCommunicator, body: Callable[[], Result]
     ) -> None:
-        super().__init__(name=f"rank {number}", daemon=True)
-        self.number = number
+        super().__init__(name=f"rank {index}", daemon=True)
+        self.index = index
         self.communicator = communicator
         self.error: BaseException | None = None
         self._body = body
@@ -133,7 +133,7 @@ def _stop(ranks: Sequence[_Rank[Any]], stop: BaseException) -> None:
             rank.interrupt()
         left = _wait(ranks, _POLL_SECONDS)
     if left:
-        names = ", ".join(f"{rank.number} ({_place(rank)})" for rank in left)
+        names = ", ".join(f"{rank.index} ({_place(rank)})" for rank in left)
         annotate(stop, f"still in calls or imports that Python cannot end: rank {names}")
 
 
@@ -161,5 +161,5 @@ def _place(rank: _Rank[Any]) -> str:
 
 def _first(ranks: Sequence[_Rank[Any]]) -> BaseException | None:
     """Return the error that caused the others; None without errors."""
-    errors = {rank.number: rank.error for rank in ranks if rank.error is not None}
+    errors = {rank.index: rank.error for rank in ranks if rank.error is not None}
     return first_error(errors, len(ranks))

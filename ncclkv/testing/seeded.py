@@ -1,4 +1,4 @@
-"""`Seeded`: a world in which one number decides every turn, every delay and the time."""
+"""`Seeded`: a world in which one seed decides every turn, every delay and the time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Outcome(Generic[Result]):
 
 
 class Seeded:
-    """A world of ranks in which one number decides every turn, every delay and the time.
+    """A world of ranks in which one seed decides every turn, every delay and the time.
 
     One rank runs at a time.  The world draws from the seed who runs next, whether a rank loses
     time, and how long a message takes.  Clocks of the package show a time that the world moves, so
@@ -79,7 +79,7 @@ class Seeded:
     lost : float
         Seconds that the world took from ranks and messages of the last run, all together.
     points : int
-        Number of points of the last run.
+        Count of points of the last run.
 
     Examples
     --------
@@ -145,7 +145,7 @@ class Seeded:
         with only_world(threads), installed(threads, habits):
             made = ranks_as_threads.communicators(size, env.timeout(timeout), SeededTransport)
             for rank, communicator in enumerate(made):
-                _Rank(rank, communicator, body, outcome, turns).start_on(rank)
+                _SeededRank(rank, communicator, body, outcome, turns).start_on(rank)
             try:
                 turns.run()
             finally:
@@ -161,7 +161,7 @@ class Seeded:
         return outcome
 
 
-class _Rank(Thread, Generic[Result]):
+class _SeededRank(Thread, Generic[Result]):
     """A thread of a world that is a rank.
 
     Parameters

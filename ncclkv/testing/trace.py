@@ -17,7 +17,7 @@ _LINES = 4096
 class Trace:
     """Lines of time, actor and label: one for each point.
 
-    Labels and times alone are hashed: names of files, numbers of processes and addresses differ
+    Labels and times alone are hashed: names of files, ids of processes and addresses differ
     between two runs.
 
     Parameters

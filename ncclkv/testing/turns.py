@@ -1,7 +1,7 @@
-"""Turns: one rank runs at a time, and a number decides who is next and how far the clock moves.
+"""Turns: one rank runs at a time, and a draw decides who is next and how far the clock moves.
 
 An actor is a thread of a rank.  One actor has the baton, and only that one runs.  At each point the
-world draws one number: the actor goes on, gives way, or loses time.  An actor that loses time runs
+world draws once: the actor goes on, gives way, or loses time.  An actor that loses time runs
 again when the clock, which only the world moves, has reached its time; the others run meanwhile.
 """
 
@@ -52,7 +52,7 @@ class Actor:
 
     Attributes
     ----------
-    number : int
+    index : int
         From 0, in the order of creation; the first actors are the ranks themselves.
     rank : int
     ready_at : int or None
@@ -64,7 +64,7 @@ class Actor:
     over : bool
         Whether its function has returned.
     locks : int
-        Number of locks that it holds.
+        Count of locks that it holds.
     label : str
         The last point.
     priority : float
@@ -77,8 +77,8 @@ class Actor:
     frame: Callable[[], FrameType | None]
     system_ident = 0
 
-    def __init__(self, number: int, rank: int, ready_at: int, priority: float) -> None:
-        self.number, self.rank, self.priority = number, rank, priority
+    def __init__(self, index: int, rank: int, ready_at: int, priority: float) -> None:
+        self.index, self.rank, self.priority = index, rank, priority
         self.ready_at: int | None = ready_at
         self.waits_for = ""
         self.polls = self.over = False
@@ -135,7 +135,7 @@ class Turns:
     now : int
         The clock in nanoseconds.
     points : int
-        Number of points so far.
+        Count of points so far.
     current : Actor or None
         Who has the baton; None before the first turn and after the last.
     lost : int
@@ -143,7 +143,7 @@ class Turns:
     ended : str
         Why the world ended before its actors; empty while it goes on.
     stacks : dict of int to str
-        The stacks of the actors at that time, by their numbers.
+        The stacks of the actors at that time, by their indices.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class Turns:
             self.now += int(seconds * NANOSECONDS)
             self.lost += int(seconds * NANOSECONDS)
         actor.label = label
-        self._trace.note(self.now, actor.number, label)
+        self._trace.note(self.now, actor.index, label)
         if seconds := self._accidents.at_point(actor):
             # The caller gives way: in a wait only when it can be woken.
             self._stopped[actor.rank] = self.now + int(seconds * NANOSECONDS)
@@ -352,7 +352,7 @@ class Turns:
     def _leave(self, actor: Actor) -> None:
         """Give the baton away for ever."""
         actor.over = True
-        self._trace.note(self.now, actor.number, "end")
+        self._trace.note(self.now, actor.index, "end")
         self.changed()
         left = [each for each in self._actors if not each.over]
         taker = self._next()
@@ -372,5 +372,5 @@ class Turns:
                 frame = each.frame()
                 stack = traceback.format_stack(frame)[-_DEPTH:] if frame is not None else []
                 at = each.waits_for or each.label
-                self.stacks[each.number] = f"rank {each.rank}, at {at!r}:\n{''.join(stack)}"
+                self.stacks[each.index] = f"rank {each.rank}, at {at!r}:\n{''.join(stack)}"
                 each.ready_at, each.waits_for = self.now, ""
