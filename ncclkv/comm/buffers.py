@@ -121,12 +121,12 @@ def check_exchange(
         if data.dtype != send[0].dtype:
             raise UsageError(f"one buffer is {data.dtype} and one {send[0].dtype}; give one dtype")
     check_pair(send[rank], receive[rank], send[rank].size, 0, check_memory)
-    spans = [(address(each), each.nbytes, True) for each in receive]
+    extents = [(address(each), each.nbytes, True) for each in receive]
     in_place = address(send[rank]) == address(receive[rank])
     others = [each for peer, each in enumerate(send) if not in_place or peer != rank]
-    spans += [(address(each), each.nbytes, False) for each in others]
+    extents += [(address(each), each.nbytes, False) for each in others]
     written = read = 0
-    for start, nbytes, writes in sorted(span for span in spans if span[1]):
+    for start, nbytes, writes in sorted(extent for extent in extents if extent[1]):
         if start < written or (writes and start < read):
             raise UsageError(
                 "a buffer to receive into overlaps another buffer; pass buffers that lie apart"

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ncclkv.comm.buffers import check_root
+from ncclkv.comm.types import Range
 from ncclkv.errors import UsageError
-
-Range = tuple[int, int]
 
 
 class To(ABC):

@@ -1,8 +1,8 @@
-"""Two-step sums: exchange parts, fold each share in one fixed order, and send the sums on.
+"""Two-step sums: exchange parts, fold each slice in one fixed order, and send the sums on.
 
-Every rank owns a share of the elements: the owner receives its peers' parts of it, folds them in
+Every rank owns a slice of the elements: the owner receives its peers' parts of it, folds them in
 the order given, and sends the result to the ranks that receive.  Each rank sends and receives twice
-the array less one share, the least that an allreduce can do.  One rank alone folds an element, so
+the array less one slice, the least that an allreduce can do.  One rank alone folds an element, so
 all ranks get the same bits.  A short array saves the second step: every receiver folds all of it.
 A sum to its `Owners` ends after the fold.
 
@@ -35,8 +35,8 @@ import numpy as np
 
 from ncclkv.comm.destinations import To
 from ncclkv.comm.transport import Request, Steps
-from ncclkv.comm.types import Apply, Buffer
-from ncclkv.comm.wire import Limits, Range, Wire
+from ncclkv.comm.types import Apply, Buffer, Range
+from ncclkv.comm.wire import Limits, Wire
 
 LEAST = Limits(0, 1 << 62)
 """The limits with which a sum of any length takes both steps, and the array is not cut.
@@ -45,18 +45,18 @@ A sum with these limits sends the fewest bytes.
 """
 
 
-class Round(NamedTuple):
-    """The shares of one exchange.
+class Exchange(NamedTuple):
+    """The slices of one exchange: those of a chunk, or of the whole array.
 
     Attributes
     ----------
-    shares : sequence of (int, int) or None
-        The elements that each rank folds; None for a rank that folds nothing.
+    slices : sequence of (int, int) or None
+        The slice that each rank folds; None for a rank that folds nothing.
     sends_on : bool
-        Whether the owners then send the sums of their shares to the ranks that receive.
+        Whether the owners then send the sums of their slices to the ranks that receive.
     """
 
-    shares: Sequence[Range | None]
+    slices: Sequence[Range | None]
     sends_on: bool
 
 
@@ -79,29 +79,29 @@ def slices(count: int, parts: int, unit: int = 1, start: int = 0) -> list[Range]
     return list(pairwise(start + bound for bound in bounds))
 
 
-def rounds(count: int, itemsize: int, to: To, size: int, limits: Limits) -> Iterator[Round]:
+def exchanges(count: int, itemsize: int, to: To, size: int, limits: Limits) -> Iterator[Exchange]:
     """Yield the exchanges of a sum of `count` elements over `size` ranks: at least one."""
     unit = max(1, limits.alignment // itemsize)
     if to.divided:
         parts = [to.part(rank, count) for rank in range(size)]
         longest = max(hi - lo for lo, hi in parts)
-        pieces = max(1, -(-longest * itemsize * size // limits.piece))
-        cuts = [slices(hi - lo, pieces, unit, lo) for lo, hi in parts]
-        for shares in zip(*cuts, strict=True):
-            yield Round(shares, sends_on=False)
+        chunks = max(1, -(-longest * itemsize * size // limits.chunk))
+        cuts = [slices(hi - lo, chunks, unit, lo) for lo, hi in parts]
+        for owned in zip(*cuts, strict=True):
+            yield Exchange(owned, sends_on=False)
     elif count * itemsize <= limits.short:
         whole = (0, count)
-        yield Round([whole if to.receives(rank) else None for rank in range(size)], False)
+        yield Exchange([whole if to.receives(rank) else None for rank in range(size)], False)
     else:
-        for lo, hi in slices(count, -(-count * itemsize // limits.piece), unit):
-            yield Round(slices(hi - lo, size, unit, lo), True)
+        for lo, hi in slices(count, -(-count * itemsize // limits.chunk), unit):
+            yield Exchange(slices(hi - lo, size, unit, lo), True)
 
 
 def scratch_count(count: int, itemsize: int, to: To, size: int, limits: Limits) -> int:
     """Return the largest count of scratch elements that a rank needs, if each adds one part."""
-    exchanges = rounds(count, itemsize, to, size, limits)
-    shares = (share for each in exchanges for share in each.shares if share is not None)
-    return max(hi - lo for lo, hi in shares) * (size - 1)
+    found = exchanges(count, itemsize, to, size, limits)
+    owned = (each for exchange in found for each in exchange.slices if each is not None)
+    return max(hi - lo for lo, hi in owned) * (size - 1)
 
 
 def wire_bytes(
@@ -109,13 +109,13 @@ def wire_bytes(
 ) -> int:
     """Return the bytes that a rank sends in a sum to which each rank adds `parts` arrays."""
     sent = 0
-    for shares, sends_on in rounds(count, itemsize, to, size, limits):
-        own = shares[rank] if sends_on else None
-        for peer, share in enumerate(shares):
+    for owned, sends_on in exchanges(count, itemsize, to, size, limits):
+        own = owned[rank] if sends_on else None
+        for peer, wanted in enumerate(owned):
             if peer == rank:
                 continue
-            if share is not None:
-                sent += parts * (share[1] - share[0])
+            if wanted is not None:
+                sent += parts * (wanted[1] - wanted[0])
             if own is not None and to.receives(peer):
                 sent += own[1] - own[0]
     return sent * itemsize
@@ -151,26 +151,26 @@ class Sum(NamedTuple):
         """Make the sum."""
         wire, to, part = self.wire, self.to, self.parts[0]
         first, _ = to.part(wire.rank, part.size)
-        for shares, sends_on in rounds(part.size, part.itemsize, to, wire.size, wire.limits):
-            own = shares[wire.rank]
+        for owned, sends_on in exchanges(part.size, part.itemsize, to, wire.size, wire.limits):
+            own = owned[wire.rank]
             out = None if own is None else self.total[own[0] - first : own[1] - first]
-            # A peer's share of `total` may be the memory that is being sent to it: the sums are
+            # A peer's slice of `total` may be the memory that is being sent to it: the sums are
             # received only after all messages of the fold have left.
-            yield from self._fold(shares, out)
+            yield from self._fold(owned, out)
             if sends_on and out is not None:
-                yield from self._send_on(shares, out)
+                yield from self._send_on(owned, out)
             else:
                 self._update(own)
 
-    def _fold(self, shares: Sequence[Range | None], out: Buffer | None) -> Steps:
-        """Send each rank the parts of its share, and fold those of this rank's share into `out`."""
+    def _fold(self, owned: Sequence[Range | None], out: Buffer | None) -> Steps:
+        """Send each rank the parts of its slice, and fold those of this rank's slice into `out`."""
         wire, parts, order = self.wire, self.parts, self.order
         rank, dtype = wire.rank, parts[0].dtype
-        share = shares[rank]
+        mine = owned[rank]
         placed: dict[int, Buffer] = {}
         arriving: list[Buffer | None] = [None] * wire.size
-        if share is not None:
-            lo, hi = share
+        if mine is not None:
+            lo, hi = mine
             placed.update(zip(order[rank], (part[lo:hi] for part in parts), strict=True))
             counts = [len(order[peer]) * (hi - lo) for peer in wire.peers]
             space = wire.scratch(sum(counts) * dtype.itemsize).view(dtype)
@@ -183,35 +183,35 @@ class Sum(NamedTuple):
                 )
         leaving = [
             None if wanted is None or peer == rank else _joined(parts, *wanted)
-            for peer, wanted in enumerate(shares)
+            for peer, wanted in enumerate(owned)
         ]
         yield from all_to_all(wire, leaving, arriving)
         if out is not None:
             wire.fold([placed[position] for position in sorted(placed)], out, self.op)
 
-    def _send_on(self, shares: Sequence[Range | None], own: Buffer) -> Steps:
-        """Send this rank's share of the sum to the receivers, and receive the other shares."""
+    def _send_on(self, owned: Sequence[Range | None], own: Buffer) -> Steps:
+        """Send this rank's slice of the sum to the receivers, and receive the other slices."""
         wire, to = self.wire, self.to
         arriving: list[tuple[Range, Request]] = []
         with wire.group():
             for peer in wire.peers if to.receives(wire.rank) else ():
-                share = shares[peer]
-                if share is not None:
-                    arriving.append((share, wire.receive(self.total[slice(*share)], peer)))
+                theirs = owned[peer]
+                if theirs is not None:
+                    arriving.append((theirs, wire.receive(self.total[slice(*theirs)], peer)))
             leaving = [wire.send(own, peer) for peer in wire.peers if to.receives(peer)]
-        for share, message in arriving:
+        for theirs, message in arriving:
             yield [message]
-            self._update(share)
+            self._update(theirs)
         yield leaving
         # Last: `apply` may change the sum in place, as an average over fewer ranks does.
-        self._update(shares[wire.rank])
+        self._update(owned[wire.rank])
 
-    def _update(self, share: Range | None) -> None:
-        """Call `apply` with a complete share that has elements."""
-        if self.apply is None or share is None or share[0] == share[1]:
+    def _update(self, summed: Range | None) -> None:
+        """Call `apply` with a complete slice that has elements."""
+        if self.apply is None or summed is None or summed[0] == summed[1]:
             return
         if self.to.receives(self.wire.rank):
-            self.apply(*share)
+            self.apply(*summed)
 
 
 def all_to_all(

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 Buffer = NDArray[Any]
 """A one-dimensional contiguous array of one dtype: NumPy's on hosts, CuPy's on GPUs."""
 
+Range = tuple[int, int]
+"""``(lo, hi)``: elements ``[lo, hi)`` of an array."""
+
 Apply = Callable[[int, int], None]
 """``apply(lo, hi)``: elements ``[lo, hi)`` of the result are reduced and may be used.
 

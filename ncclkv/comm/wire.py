@@ -16,8 +16,7 @@ from typing import NamedTuple
 from ncclkv.arrays.memory import address
 from ncclkv.comm.transport import Request, Steps
 from ncclkv.comm.types import ALIGNMENT, Apply, Buffer
-
-Range = tuple[int, int]
+from ncclkv.comm.types import Range as Range
 
 Wants = Callable[[int, int], "Range | None"]
 """``wants(reader, owner)``: the elements of the owner's array that the reader reads, or None.
@@ -43,14 +42,14 @@ class Limits(NamedTuple):
     ----------
     short : int
         Up to this length every receiver folds the whole array: a second step would cost more.
-    piece : int
-        A longer array is cut into pieces, which are exchanged one after another.
+    chunk : int
+        A longer array is cut into chunks, which are exchanged one after another.
     alignment : int
-        Shares begin at multiples of so many elements.
+        Slices begin at multiples of so many bytes.
     """
 
     short: int
-    piece: int
+    chunk: int
     alignment: int = 1
 
 

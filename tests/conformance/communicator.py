@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.messages.channel import PIECE_BYTES, SHORT_BYTES
+from ncclkv.comm.messages.channel import SHORT_BYTES, SLICE_BYTES
 from ncclkv.comm.types import OPS
 from ncclkv.errors import NotSupported
 from tests.conformance.capabilities import current_buffers, near
@@ -97,7 +97,7 @@ def _reduced_block(size: int, count: int, dtype: np.dtype[Any], op: str, step: i
 
 
 def _bytes(array: Array) -> Array:
-    """Return the bytes of an array, which is copied only if they are not in one piece."""
+    """Return the bytes of an array, which is copied only if they do not lie in one piece."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -178,9 +178,9 @@ def offered(dtype: np.dtype[Any]) -> Iterator[str]:
 def lengths(size: int, itemsize: int) -> list[int]:
     """Return lengths around which algorithms change: none, one each, short, a chunk, chunks."""
     short = SHORT_BYTES // itemsize
-    piece = PIECE_BYTES // itemsize * size
+    chunk = SLICE_BYTES // itemsize * size
     few = {0, 1, 2, size - 1, size, size + 1, short - 1, short, short + 1}
-    return sorted(few | {piece - 1, piece, piece + 1, 2 * piece + size + 1})
+    return sorted(few | {chunk - 1, chunk, chunk + 1, 2 * chunk + size + 1})
 
 
 @case
@@ -305,7 +305,7 @@ def broadcast_of_every_dtype(comm: Communicator) -> None:
 
 @case
 def reduce_scatter_in_and_out_of_place(comm: Communicator) -> None:
-    for part in (0, 1, 3, SHORT_BYTES, PIECE_BYTES // 8 + 1):
+    for part in (0, 1, 3, SHORT_BYTES, SLICE_BYTES // 8 + 1):
         count, dtype = part * comm.size, np.dtype(np.float64)
         own = slice(part * comm.rank, part * (comm.rank + 1))
         for op in ("sum", "avg", "max"):
@@ -322,7 +322,7 @@ def reduce_scatter_in_and_out_of_place(comm: Communicator) -> None:
 
 @case
 def allgather_in_and_out_of_place(comm: Communicator) -> None:
-    for part in (0, 1, 3, SHORT_BYTES, PIECE_BYTES // 2 + 1):
+    for part in (0, 1, 3, SHORT_BYTES, SLICE_BYTES // 2 + 1):
         dtype = np.dtype(np.int16)
         wanted = np.concatenate([data(rank, part, dtype) for rank in range(comm.size)])
         own = slice(part * comm.rank, part * (comm.rank + 1))

@@ -14,7 +14,7 @@ import pytest
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.destinations import EVERYONE, Owners, Root
-from ncclkv.comm.messages.channel import PIECE_BYTES, SHORT_BYTES
+from ncclkv.comm.messages.channel import SHORT_BYTES, SLICE_BYTES
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
 from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import current_buffers
@@ -159,7 +159,7 @@ def uneven(longest: int) -> Callable[[int, int], int]:
 def borders() -> list[int]:
     """Return numbers of float32 around which algorithms change, up to two chunks or pieces."""
     short, inline = SHORT_BYTES // 4, INLINE_BYTES // 4
-    return [0, 3, short + 1, inline + 1, HALF_BYTES // 4 + 5, 2 * PIECE_BYTES // 4 + 7]
+    return [0, 3, short + 1, inline + 1, HALF_BYTES // 4 + 5, 2 * SLICE_BYTES // 4 + 7]
 
 
 @case

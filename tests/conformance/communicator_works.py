@@ -15,7 +15,7 @@ import pytest
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.destinations import EVERYONE, Root
 from ncclkv.comm.host.launch import world
-from ncclkv.comm.messages.channel import PIECE_BYTES, SHORT_BYTES
+from ncclkv.comm.messages.channel import SHORT_BYTES, SLICE_BYTES
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.types import ALIGNMENT, Apply, DoneWork, Work
 from ncclkv.comm.wire import Wire
@@ -50,7 +50,7 @@ def memory_is_zeroed_and_aligned(comm: Communicator) -> None:
 
 @case
 def apply_gets_every_element_once_and_ready(comm: Communicator) -> None:
-    for count in (0, 1, 1000, PIECE_BYTES // 4 * comm.size + 77):
+    for count in (0, 1, 1000, SLICE_BYTES // 4 * comm.size + 77):
         for root in (None, *range(comm.size)):
             place, seen = current_buffers(), np.zeros(count, np.int8)
             send = place.put(data(comm.rank, count, F32))
@@ -71,7 +71,7 @@ def apply_gets_every_element_once_and_ready(comm: Communicator) -> None:
 
 @case
 def apply_may_change_its_range(comm: Communicator) -> None:
-    for count in (1000, 30_000, PIECE_BYTES // 4 * comm.size + 77):
+    for count in (1000, 30_000, SLICE_BYTES // 4 * comm.size + 77):
         place, sums = current_buffers(), np.zeros(count, F32)
         buffer, ready = place.put(data(comm.rank, count, F32)), place.put(sums)
         zeros = place.put(sums)

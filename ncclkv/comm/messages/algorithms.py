@@ -37,7 +37,7 @@ def broadcast(channel: Channel, buffer: Buffer, root: int) -> Steps:
     parts = [buffer[lo:hi] for lo, hi in slices(buffer.size, channel.size)]
     if channel.rank == root:
         yield [channel.send(parts[peer], peer) for peer in channel.peers]
-        # The root's own part has no owner to pass it on, so the root sends it to each.
+        # The root's own slice has no owner to pass it on, so the root sends it to each.
         yield [channel.send(parts[root], peer) for peer in channel.peers]
         return
     own = parts[channel.rank]

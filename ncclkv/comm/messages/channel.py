@@ -15,10 +15,10 @@ from ncclkv.kernels.base import Kernels
 SHORT_BYTES = 16 * 1024
 """Up to here a second trip costs more than the bytes that it saves."""
 
-PIECE_BYTES = 2 * 1024 * 1024
-"""Bytes of a rank's share of a piece: a piece is this times the count of ranks.
+SLICE_BYTES = 2 * 1024 * 1024
+"""Bytes of a rank's slice of a chunk: a chunk is this times the count of ranks.
 
-Ranks wait for each other twice a piece.  But a message of 4 MiB and more waits in MPICH over TCP
+Ranks wait for each other twice a chunk.  But a message of 4 MiB and more waits in MPICH over TCP
 until the peer's own message has left: a link of 1 Gbit/s then had half of its speed.
 """
 
@@ -27,7 +27,7 @@ _REFUSAL = np.empty(0, np.uint8)
 
 def limits(size: int) -> Limits:
     """Return the sizes at which sums by messages over `size` ranks change."""
-    return Limits(SHORT_BYTES, PIECE_BYTES * size)
+    return Limits(SHORT_BYTES, SLICE_BYTES * size)
 
 
 class Channel(Wire):

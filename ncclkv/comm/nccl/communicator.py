@@ -201,8 +201,8 @@ class NcclCommunicator(Communicator):
                         self._binding.reduce(handle, *each[root], root, stream)
 
         what = f"a reduce_scatter of {send.nbytes} bytes"
-        bounds = range(*to.part(self.rank, send.size))
-        return self._sum(what, enqueue, send, own, op, to, bounds)
+        elements = range(*to.part(self.rank, send.size))
+        return self._sum(what, enqueue, send, own, op, to, elements)
 
     def _wire_op(self, send: Buffer, op: str) -> str:
         """Return the op of NCCL's part of a reduction."""

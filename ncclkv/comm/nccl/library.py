@@ -128,8 +128,8 @@ class Library:
         """Path of the file; the soname if the system does not list the file."""
         address = ctypes.cast(self.loaded.ncclGetVersion, ctypes.c_void_p).value or 0
         for line in Path("/proc/self/maps").read_text().splitlines():
-            span, *rest = line.split(maxsplit=5)
-            start, end = (int(bound, 16) for bound in span.split("-"))
+            addresses, *rest = line.split(maxsplit=5)
+            start, end = (int(bound, 16) for bound in addresses.split("-"))
             if start <= address < end and len(rest) == 5:
                 return rest[4]
         return SONAME

@@ -4,7 +4,7 @@ The order of NCCL's own sums depends on the length, the ranks, the machine and t
 in rank order is a two-step sum with the host's arithmetic.  Each rank sends as many bytes as in a
 ring allreduce.
 
-Each rank receives all parts of its share in one group of messages, reduces them in one kernel, and
+Each rank receives all parts of its slice in one group of messages, reduces them in one kernel, and
 sends the sum in another group.  So exchange and sum do not overlap.  An array of at most
 `SHORT_BYTES` is sent whole to every rank that receives, and each reduces it.
 
@@ -35,7 +35,7 @@ SHORT_BYTES = 64 * 1024
 """Maximum length of an array that every receiver sums whole: a second exchange would cost more."""
 
 SCRATCH_BYTES = 64 * 1024 * 1024
-"""Approximate memory for the parts of the peers; longer arrays are reduced piece by piece."""
+"""Approximate memory for the parts of the peers; longer arrays are reduced chunk by chunk."""
 
 
 _QUEUED = LocalRequest()

@@ -104,7 +104,7 @@ class Allocator:
             return
         while self._returned:
             self._free.append(self._returned.popleft())
-        order = sorted(self._free, key=lambda piece: (address(piece[2]), piece[0]))
+        order = sorted(self._free, key=lambda free: (address(free[2]), free[0]))
         self._free = []
         for lo, length, extent in order:
             last = self._free[-1] if self._free else None

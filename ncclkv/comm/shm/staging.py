@@ -16,7 +16,7 @@ INLINE_BYTES = RINGS[-1][0]
 """Arrays of at most this size are copied whole."""
 
 HALF_BYTES = 4 * MIB
-"""Bytes of a longer array that are copied at a time: half of a double buffer."""
+"""Bytes of a chunk, in which a longer array is copied: half of a double buffer."""
 
 _HALVES = 2
 

@@ -9,8 +9,8 @@ from ncclkv.comm import two_step
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
 from ncclkv.comm.two_step import (
     LEAST,
-    Round,
-    rounds,
+    Exchange,
+    exchanges,
     scratch_count,
     slices,
     wire_bytes,
@@ -125,20 +125,20 @@ def test_a_long_sum_sends_twice_the_array_less_a_share() -> None:
     ]
 
 
-def test_shares_begin_at_aligned_elements() -> None:
+def test_slices_begin_at_aligned_elements() -> None:
     assert slices(1000, 4, 64) == [(0, 256), (256, 512), (512, 768), (768, 1000)]
     assert slices(10, 4) == [(0, 2), (2, 5), (5, 7), (7, 10)]
     assert slices(0, 2) == [(0, 0), (0, 0)]
-    exchanges = list(rounds(100, 4, EVERYONE, 2, Limits(0, 256, 64)))
-    assert exchanges == [
-        Round([(0, 16), (16, 48)], sends_on=True),
-        Round([(48, 80), (80, 100)], sends_on=True),
+    found = list(exchanges(100, 4, EVERYONE, 2, Limits(0, 256, 64)))
+    assert found == [
+        Exchange([(0, 16), (16, 48)], sends_on=True),
+        Exchange([(48, 80), (80, 100)], sends_on=True),
     ]
 
 
-def test_parts_of_owners_are_cut_into_as_many_pieces() -> None:
-    exchanges = list(rounds(12, 4, Owners([0, 8, 8, 12]), 3, Limits(1000, 48)))
-    assert exchanges == [
-        Round(((0, 4), (8, 8), (8, 10)), sends_on=False),
-        Round(((4, 8), (8, 8), (10, 12)), sends_on=False),
+def test_parts_of_owners_are_cut_into_as_many_chunks() -> None:
+    found = list(exchanges(12, 4, Owners([0, 8, 8, 12]), 3, Limits(1000, 48)))
+    assert found == [
+        Exchange(((0, 4), (8, 8), (8, 10)), sends_on=False),
+        Exchange(((4, 8), (8, 8), (10, 12)), sends_on=False),
     ]
