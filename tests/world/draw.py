@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from tests.world import plan as p
+from tests.world.coded import CODECS
 from tests.world.layouts import LAYOUTS
 
 T = TypeVar("T")
@@ -75,6 +76,9 @@ SHARDED = 0.25
 OPEN = 0.2
 """The part of the programs that end without `close`."""
 
+COMPRESSED = 0.25
+"""The part of the programs whose stores compress gradients."""
+
 SIZE_WEIGHTS = (6.0, 3.0, 1.0, 2.0, 0.5, 2.0, 1.0)
 
 
@@ -110,6 +114,9 @@ def draw(
         steps.append(draws.weighted(kinds, habits)(program))
     if Draw(f"shards {seed}").chance(SHARDED):
         stores = tuple(replace(store, update_on="sharded") for store in stores)
+    codes = Draw(f"codes {seed}")
+    if codes.chance(COMPRESSED):
+        stores = tuple(_compressed(codes, store) for store in stores)
     steps = _by_threads(Draw(f"threads {seed}"), size, steps)
     environment = _environment(draws)
     closes = not Draw(f"end {seed}").chance(OPEN)
@@ -161,6 +168,26 @@ def _store(draws: Draw, timeout: float) -> p.StorePlan:
         verify_every=draws.pick((0, 0, 0, 1, 3)),
         timeout=2 * timeout if draws.chance(0.1) else None,
     )
+
+
+def _compressed(draws: Draw, store: p.StorePlan) -> p.StorePlan:
+    """Draw a compression for a store, and keys that it takes.
+
+    Sums of a function leave whole numbers of 16 bits, and other optimizers have a model without a
+    compression.
+    """
+    name = draws.pick([*CODECS])
+    if store.adds or isinstance(store.optimizer, p.Other):
+        return store
+    keys = tuple(
+        replace(key, dtype="f4", op=draws.pick(("sum", "sum", "avg")), shape=draws.pick(SIZES))
+        if draws.chance(0.8)
+        else key
+        for key in store.keys
+    )
+    if store.optimizer is not None:
+        keys = tuple(replace(key, op="sum") for key in keys)
+    return replace(store, keys=keys, compression=name)
 
 
 def _kinds(draws: Draw, rule: str) -> list[tuple[str, str]]:

@@ -7,11 +7,12 @@ exact in every order; steps of SGD may round.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tests.world.arrays import Array, payload, reduced
+from tests.world.coded import Coded
 from tests.world.plan import Key, KeyPlan, Sgd, StorePlan
 
 # Two roundings a step: those of the store, which holds weights of f4 in f4, differ from NumPy's.
@@ -31,6 +32,7 @@ class State(NamedTuple):
     momenta: dict[Key, Array]
     counts: dict[Key, int]
     rate: float
+    owed: tuple[str | None, Any] = (None, None)
 
 
 class Model:
@@ -42,6 +44,7 @@ class Model:
     keys : dict of key to KeyPlan
         The keys that have a value.
     values : dict of key to array
+    coded : Coded
     rounds : bool
         Whether values may differ from the store's by roundings.
     sgd : Sgd or None
@@ -58,6 +61,7 @@ class Model:
         self.values: dict[Key, Array] = {}
         self.pending: set[Key] = set()
         self.rounds = plan.optimizer is not None
+        self.coded = Coded(plan.compression, size)
         self.sgd = plan.optimizer if isinstance(plan.optimizer, Sgd) else None
         self.rate = self.sgd.learning_rate if self.sgd else 0.0
         self._momenta: dict[Key, Array] = {}
@@ -83,8 +87,19 @@ class Model:
         self, key: KeyPlan, number: int, ranks: Sequence[int], *, arrays: int = 1, among: int = 0
     ) -> None:
         """Reduce the arrays of some ranks; an average is over `among` ranks, or over all."""
-        given = [payload(key, rank, number, item) for rank in ranks for item in range(arrays)]
-        self.fold(key.key, reduced(given, key.op, among or self.size))
+        given = [[payload(key, rank, number, item) for item in range(arrays)] for rank in ranks]
+        among = among or self.size
+        if not self.coded.takes(key):
+            total = reduced([array for of_rank in given for array in of_rank], key.op, among)
+        else:
+            by_rank = {
+                rank: reduced(of_rank, "sum", 1) for rank, of_rank in zip(ranks, given, strict=True)
+            }
+            if len(ranks) < self.size == among:  # the others push zeros
+                zeros = np.zeros(key.shape, key.dtype)
+                by_rank = {rank: by_rank.get(rank, zeros) for rank in range(self.size)}
+            total = self.coded.reduced(key, by_rank, among)
+        self.fold(key.key, total)
 
     def fold(self, name: Key, total: Array) -> None:
         """Update a key by the reduction of a push."""
@@ -116,6 +131,7 @@ class Model:
         self.values[key.key] = payload(key, 0, number)
         self._momenta.pop(key.key, None)
         self._counts.pop(key.key, None)
+        self.coded.reset(key.key)
 
     def use(self, sgd: Sgd) -> None:
         """Set another optimizer; momenta stay where both have them."""
@@ -126,17 +142,19 @@ class Model:
 
     def state(self) -> State | None:
         """Return the contents as they are now, if they can be restored."""
-        return State(dict(self.values), dict(self._momenta), dict(self._counts), self.rate)
+        counts, owed = dict(self._counts), self.coded.state()
+        return State(dict(self.values), dict(self._momenta), counts, self.rate, owed)
 
     def restore(self, state: State) -> None:
         """Take the contents of a checkpoint."""
         self.values, self._momenta = dict(state.values), dict(state.momenta)
         self._counts, self.rate = dict(state.counts), state.rate
+        self.coded.restore(state.owed)
 
     def agrees(self, name: Key, found: Array) -> bool:
         """Return whether an array is the value of a key."""
         wanted = self.values[name].astype(found.dtype)
-        if not self.rounds:
+        if not self.rounds and not self.coded.rounds(self.keys[name]):
             return bool(np.array_equal(found, wanted))
         near = max(_TOLERANCE[dtype] for dtype in (self.keys[name].dtype, found.dtype.str[1:]))
         return found.shape == wanted.shape and bool(

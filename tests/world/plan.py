@@ -77,6 +77,7 @@ class StorePlan(Plain):
     nonfinite: str = "ignore"
     verify_every: int = 0
     timeout: float | None = None
+    compression: str | None = None  # a name in `tests.world.coded.CODECS`
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,6 +15,7 @@ import ncclkv
 from ncclkv.comm import world
 from tests.world import plan as p
 from tests.world.arrays import Array
+from tests.world.coded import CODECS
 from tests.world.layouts import laid_out
 from tests.world.model import Model, State, by_op
 from tests.world.twin import Twin, optimizer
@@ -117,6 +118,8 @@ class Player:
             **options,
         )
         self._stack.enter_context(kv)
+        if plan.compression is not None:
+            kv.set_gradient_compression(CODECS[plan.compression])
         store = self.stores[number] = Store(kv, self._model(plan))
         if plan.optimizer is not None:
             store.use(plan.optimizer)
