@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +13,9 @@ import numpy as np
 from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.entries import Bounds, Padding, encode_entries
 from ncclkv.compress.half import Half
+from ncclkv.compress.topk import TopK
 from ncclkv.kernels.base import Array, Arrays, Kernels
+from ncclkv.kernels.host.largest import add_largest, parts_of
 
 Encode = Callable[["Array | None"], None]
 """``encode(skip)``: if the int32 in `skip` is not 0 when kernels run, they change nothing."""
@@ -45,6 +48,12 @@ class Encoding(Protocol):
         given : sequence of ndarray, optional
             The gradients of each entry, in place of those of the range; on the host alone.
         """
+
+
+class Taking(Protocol):
+    """Takes the largest gradients of a range, at each call; parameters as of `Encoding`."""
+
+    def __call__(self, skip: Array | None, given: Arrays | None = None) -> None: ...
 
 
 class Coding(Protocol):
@@ -143,6 +152,31 @@ class Coding(Protocol):
     ) -> None:
         """Set `out` to the sum that packed counts stand for; parameters as of `decode`."""
 
+    def taking(
+        self,
+        codec: TopK,
+        entries: Bounds,
+        gradients: Array,
+        residuals: Arrays,
+        payload: Array,
+    ) -> Taking:
+        """Return an object that takes the largest gradients of each key of a range, at each call.
+
+        Parameters are those of `encoding`; the payload has that of each key, one after another.
+        """
+
+    def adding(self, codec: TopK, entries: Bounds, first: int) -> Callable[[Array, Array], None]:
+        """Return a function ``add(payload, out)``, which adds what a sender sent to `out`.
+
+        Parameters
+        ----------
+        codec : TopK
+        entries : sequence of (int, int)
+            The elements of the keys in the payload.
+        first : int
+            The element at which `out` begins: it may have a part of a key.
+        """
+
     def clear(self, padding: Padding, start: int, out: Array) -> None:
         """Set padding to 0 in `out`, the elements from `start` on."""
 
@@ -215,6 +249,38 @@ class HostCoding:
         codec.unpack_counts(packed, counts, senders)
         _finish(codec, counts, senders, out, divisor)
 
+    def taking(
+        self,
+        codec: TopK,
+        entries: Bounds,
+        gradients: Array,
+        residuals: Arrays,
+        payload: Array,
+    ) -> Taking:
+        own = [gradients[lo:hi] for lo, hi in entries]
+        ends = [*accumulate((codec.nbytes(hi - lo) for lo, hi in entries), initial=0)]
+        parts = [payload[start:stop] for start, stop in pairwise(ends)]
+
+        def take(skip: Array | None, given: Arrays | None = None) -> None:
+            arrays = own if given is None else given
+            for gradient, residual, part in zip(arrays, residuals, parts, strict=True):
+                codec.encode(gradient, residual, part)
+
+        return take
+
+    def adding(self, codec: TopK, entries: Bounds, first: int) -> Callable[[Array, Array], None]:
+        ends = [*accumulate((codec.nbytes(hi - lo) for lo, hi in entries), initial=0)]
+
+        def add(payload: Array, out: Array) -> None:
+            for (start, stop), (lo, hi) in zip(pairwise(ends), entries, strict=True):
+                part = payload[start:stop]
+                if first <= lo and hi <= first + out.size:
+                    add_largest(part, out[lo - first : hi - first])
+                else:
+                    _add_some(part, lo - first, out)
+
+        return add
+
     def clear(self, padding: Padding, start: int, out: Array) -> None:
         padding.clear(start, out)
 
@@ -232,6 +298,15 @@ def _finish(
     codec.finish(counts, senders, out)
     if divisor is not None:
         out /= np.float32(divisor)
+
+
+def _add_some(payload: Array, shift: int, out: Array) -> None:
+    """Add those elements of a payload that lie in `out`, once `shift` is added to their indices."""
+    indices, values = parts_of(payload)
+    places = indices.astype(np.int64) + shift
+    lo, hi = np.searchsorted(places, (0, out.size))
+    with np.errstate(all="ignore"):  # as `add_largest`
+        out[places[lo:hi]] += values[lo:hi]
 
 
 @dataclass

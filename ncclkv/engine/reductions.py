@@ -216,6 +216,7 @@ _HALF = Form(
 _TOP = Form(
     lambda store, codec, bucket: TopReduction(store.comm, codec, bucket, store.residuals),
     lambda store, codec, op: TopArrays(codec),
+    on_gpus=True,
 )
 
 

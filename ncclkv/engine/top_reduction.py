@@ -10,6 +10,7 @@ from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.programs.coded_sum import decoded
 from ncclkv.comm.programs.top_sum import TopSum
 from ncclkv.comm.types import Buffer
+from ncclkv.compress.coding import Taking, coding_of
 from ncclkv.compress.topk import TopK
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
@@ -29,11 +30,12 @@ class TopReduction:
     residuals : Residuals
     """
 
-    reads_once = True
-
     def __init__(
         self, comm: Communicator, codec: TopK, bucket: Bucket, residuals: Residuals
     ) -> None:
+        # A GPU reads gradients some time after the launch.
+        self.reads_once = comm.blocks
+        self._coding = coding_of(comm.kernels)
         self._comm = comm
         self._codec = codec
         self._residuals = residuals
@@ -56,19 +58,24 @@ class TopReduction:
         payload = self._payload[start : start + sum(codec.nbytes(hi - lo) for lo, hi in bounds)]
         ranks = frozenset(range(comm.size)) if senders is None else senders
         nodes = comm.nodes if span.node_shared else None
-        encode = partial(self._encode, span, entries, payload) if comm.rank in ranks else None
+        encode = None
+        if comm.rank in ranks:
+            owed = [self._residuals.of(entry.spec) for entry in entries]
+            take = self._coding.taking(codec, bounds, span.gradients, owed, payload)
+            encode = partial(self._encode, take, span, entries)
         parts = decoded(span.hi - span.lo, 1, span.to, comm.size, nodes)
-        top = TopSum(codec, encode, payload, bounds, receive, ranks, parts, op == "avg")
+        divides = op == "avg"
+        top = TopSum(codec, encode, payload, bounds, receive, ranks, parts, divides, comm.kernels)
         return comm.program(
-            top.steps, what="a topk sum", nbytes=payload.nbytes, sent=partial(top.sent, comm.rank)
+            top.steps,
+            what="a topk sum",
+            nbytes=payload.nbytes,
+            scratch=top.scratch(comm.rank),
+            sent=partial(top.sent, comm.rank),
+            kept=[top],
         )
 
-    def _encode(self, span: Span, entries: Sequence[Entry], payload: Buffer) -> None:
+    def _encode(self, take: Taking, span: Span, entries: Sequence[Entry]) -> None:
         """Move the largest gradients of each key to the payload that this rank sends."""
-        start = 0
-        for entry in entries:
-            stop = start + self._codec.nbytes(entry.spec.size)
-            self._codec.encode(
-                span.gradient(entry), self._residuals.of(entry.spec), payload[start:stop]
-            )
-            start = stop
+        given = None if span.given is None else [span.gradient(each) for each in entries]
+        take(self._residuals.skip, given)

@@ -69,6 +69,7 @@ CODECS: list[dict[str, Any]] = [
     {"type": "bf16", "error_feedback": True},
     {"type": "2bit", "threshold": 3.0},
     {"type": "1bit"},
+    {"type": "topk", "ratio": 0.1},
 ]
 
 

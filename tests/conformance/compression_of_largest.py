@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.conformance.compression import check, check_drained_ranks
+from tests.conformance.capabilities import current_buffers
+from tests.conformance.compression import check, check_drained_ranks, on_host
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 from tests.harness.context import context_of
@@ -47,7 +48,7 @@ class Senders:
         residuals = context_of(kv).engine.reductions.residuals
         for (key, sender), expected in self.residuals.items():
             if sender == kv.rank:
-                np.testing.assert_array_equal(residuals.all_of(key)[0], expected, key)
+                np.testing.assert_array_equal(on_host(residuals.all_of(key)[0]), expected, key)
 
 
 def largest(create: Stores, op: str = "sum", **options: Any) -> Any:
@@ -57,7 +58,7 @@ def largest(create: Stores, op: str = "sum", **options: Any) -> Any:
     return kv
 
 
-@case(in_host_memory=True)
+@case()
 def the_largest_gradients_are_sent(create: Stores) -> None:
     for op in ("sum", "avg"):
         kv, senders = largest(create, op), Senders()
@@ -76,7 +77,7 @@ def the_largest_gradients_are_sent(create: Stores) -> None:
         assert "not encoded by topk" in kv.explain_plan()
 
 
-@case(in_host_memory=True)
+@case()
 def blocks_of_the_largest_gradients(create: Stores) -> None:
     kv, senders = largest(create, nonfinite="skip_step"), Senders()
     ranks = range(kv.num_workers)
@@ -94,18 +95,18 @@ def blocks_of_the_largest_gradients(create: Stores) -> None:
     kv.push("w", spoiled)
     kv.wait()
     view = kv.grad_view("w")
-    view[...] = gradient(kv.rank, 2, "w")
+    current_buffers().write(view, gradient(kv.rank, 2, "w"))
     kv.push("w", view)
     check(kv, "w", wanted("w", 2))
     senders.check_residuals(kv)
 
 
-@case(in_host_memory=True)
+@case(in_pairs=True)
 def drained_ranks_send_none_of_the_largest(create: Stores) -> None:
     check_drained_ranks(largest(create), Senders(), ["w"], gradient=gradient)
 
 
-@case(in_host_memory=True)
+@case()
 def arrays_of_the_largest_are_senders_in_one_process(create: Stores) -> None:
     kv, senders = largest(create), Senders()
     for step in range(3):

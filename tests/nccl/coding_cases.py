@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,15 @@ import pytest
 from ncclkv.compress.coding import HostCoding
 from ncclkv.compress.entries import Padding
 from ncclkv.compress.half import BF16, FP16, Half
-from ncclkv.kernels.device.kernel_args import ENCODED_ELEMENTS, PARTS, PIECES, ROUNDED_ELEMENTS
+from ncclkv.compress.topk import TopK
+from ncclkv.kernels.device.kernel_args import (
+    ENCODED_ELEMENTS,
+    PARTS,
+    PIECES,
+    ROUNDED_ELEMENTS,
+    TAKEN_ELEMENTS,
+    TAKEN_PIECES,
+)
 from ncclkv.kernels.device.sources import CODES as KERNEL_CODES
 from ncclkv.kernels.device.sources import ENCODE, NARROW, WIDEN
 from tests.codecs import MODELS, numbers, quantiser
@@ -210,3 +218,62 @@ class CodeCases:
     def test_the_codecs_are_those_of_the_host(self) -> None:
         found = {name: (quantiser(name).bits, tuple(quantiser(name).levels)) for name in MODELS}
         assert found == KERNEL_CODES
+
+
+def many_equal(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Return numbers of few magnitudes, so that many are equal."""
+    return (rng.integers(-6, 7, count) / 8).astype(np.float32)
+
+
+DRAWS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "finite": lambda rng, count: numbers(rng, count, special=False),
+    "special": lambda rng, count: numbers(rng, count, special=True),
+    "equal": many_equal,
+    "any": lambda rng, count: any_bits(rng, count, "float32"),
+}
+
+
+class LargestCases:
+    """Cases of `Coding.taking` and `Coding.adding`."""
+
+    @pytest.mark.parametrize("begin", [0, 192])
+    @pytest.mark.parametrize("draw", DRAWS)
+    @pytest.mark.parametrize("ratio", [0.001, 0.1, 1])
+    def test_the_largest_are_taken(self, stage: Stage, ratio: float, draw: str, begin: int) -> None:
+        rng, codec = np.random.default_rng(6), TopK(ratio)
+        entries, count = entries_of([*LENGTHS, TAKEN_ELEMENTS + 1, *[3] * TAKEN_PIECES])
+        residuals = [np.zeros(hi - lo, np.float32) for lo, hi in entries]
+        owed = [stage.put(residual) for residual in residuals]
+        payload = np.zeros(sum(codec.nbytes(hi - lo) for lo, hi in entries), np.uint8)
+        sent, bucket = stage.put(payload), stage.put(np.zeros(begin + count, np.float32))
+        take = stage.kernels.coding.taking(codec, entries, bucket[begin:], owed, sent)
+        flags = [stage.put(np.full(1, flag, np.int32)) for flag in (1, 0)]
+        for push in range(3):
+            gradients = DRAWS[draw](rng, begin + count)
+            stage.kernels.pack_all([stage.put(gradients)], [bucket])
+            HOST.taking(codec, entries, gradients[begin:], residuals, payload)(None)
+            take(flags[0])
+            take(flags[1] if push else None)
+            assert same_bits(stage.get(sent).view(np.float32), payload.view(np.float32))
+            for found, wanted in zip(owed, residuals, strict=True):
+                assert same_bits(stage.get(found), wanted)
+
+    @pytest.mark.parametrize("draw", ["finite", "special"])
+    def test_numbers_are_added_at_their_indices(self, stage: Stage, draw: str) -> None:
+        rng, codec = np.random.default_rng(7), TopK(0.2)
+        entries, count = entries_of([*LENGTHS, *[3] * PIECES])
+        payloads = [np.zeros(sum(codec.nbytes(hi - lo) for lo, hi in entries), np.uint8)] * 3
+        for index in range(3):
+            payloads[index] = payloads[index].copy()
+            residuals = [np.zeros(hi - lo, np.float32) for lo, hi in entries]
+            gradients = DRAWS[draw](rng, count)
+            HOST.taking(codec, entries, gradients, residuals, payloads[index])(None)
+        for first, stop in (0, count), (70, count - 30), (20_000, 20_003):
+            expected = np.ones(stop - first, np.float32)
+            out = stage.put(expected)
+            add = stage.kernels.coding.adding(codec, entries, first)
+            wanted = HOST.adding(codec, entries, first)
+            for payload in payloads:
+                wanted(payload, expected)
+                add(stage.put(payload), out)
+            assert same_bits(stage.get(out), expected)

@@ -11,7 +11,7 @@ from ncclkv.kernels.device.kernels import DeviceKernels
 from ncclkv.kernels.device.launch import launch
 from ncclkv.kernels.device.sources import COPY, UPDATE
 from tests.nccl import gpu
-from tests.nccl.coding_cases import CodeCases, HalfCases
+from tests.nccl.coding_cases import CodeCases, HalfCases, LargestCases
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.gpu import need_gpu
 from tests.nccl.kernel_cases import (
@@ -120,6 +120,10 @@ class TestChecksums(ChecksumCases):
 
 
 class TestCodes(CodeCases):
+    pass
+
+
+class TestLargest(LargestCases):
     pass
 
 

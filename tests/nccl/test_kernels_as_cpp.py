@@ -24,7 +24,7 @@ from ncclkv.kernels.device.kernel_args import (
     plan_updates,
 )
 from ncclkv.kernels.device.sources import COMBINE, COPY, UPDATE
-from tests.nccl.coding_cases import CodeCases, HalfCases
+from tests.nccl.coding_cases import CodeCases, HalfCases, LargestCases
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.kernel_cases import (
     STEP,
@@ -118,6 +118,10 @@ class TestHalves(HalfCases):
 
 
 class TestCodes(CodeCases):
+    pass
+
+
+class TestLargest(LargestCases):
     pass
 
 

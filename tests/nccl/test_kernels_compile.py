@@ -24,6 +24,12 @@ from ncclkv.kernels.device.sources import (
     NORMS,
     PACK,
     SOURCES,
+    TOP_ADD,
+    TOP_BEFORE,
+    TOP_BLOCKS,
+    TOP_COUNT,
+    TOP_DIGIT,
+    TOP_TAKE,
     UNPACK,
     UPDATE,
     WIDEN,
@@ -120,8 +126,10 @@ def test_every_source_has_a_program_and_each_program_a_name_of_its_own() -> None
     sources = {path.stem for path in FOLDER.glob("*.cu")}
     assert {program.file or program.name for program in SOURCES} == sources
     assert len({str(program) for program in SOURCES}) == len(SOURCES)
-    tables = COMBINE, UPDATE, NORMS, NONFINITE, NARROW, WIDEN, ENCODE, DECODE, PACK, UNPACK
-    programs = {COPY, FOLD, CHECKSUM, *(each for table in tables for each in table.values())}
+    alone = {COPY, FOLD, CHECKSUM, TOP_BLOCKS, TOP_BEFORE, TOP_TAKE, TOP_ADD}
+    tables = [COMBINE, UPDATE, NORMS, NONFINITE, NARROW, WIDEN]
+    coded = [ENCODE, DECODE, PACK, UNPACK, TOP_COUNT, TOP_DIGIT]
+    programs = {*alone, *(each for table in (*tables, *coded) for each in table.values())}
     assert set(SOURCES) == programs
 
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-
-import numpy as np
 
 from ncclkv.comm.programs.coded_sum import Decoded
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.types import Apply, Buffer
-from ncclkv.comm.wire import Range, Wire, read_of
+from ncclkv.comm.wire import Range, Wire, read_by, read_of
+from ncclkv.compress.coding import coding_of
 from ncclkv.compress.topk import TopK
-from ncclkv.kernels.host.largest import add_largest, parts_of
+from ncclkv.kernels.base import Kernels
+from ncclkv.kernels.host import HostKernels
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class TopSum:
     decoded : Decoded
     divides : bool
         Whether the result is the sum divided by the number of senders.
+    kernels : Kernels
+        The arithmetic in the memory of the arrays.
     """
 
     codec: TopK
@@ -53,6 +55,7 @@ class TopSum:
     senders: frozenset[int]
     decoded: Decoded
     divides: bool
+    kernels: Kernels = field(default_factory=HostKernels)
 
     def steps(self, wire: Wire, apply: Apply | None) -> Steps:
         """Make the sum."""
@@ -65,12 +68,14 @@ class TopSum:
         if lo == hi:
             return
         out = self.receive[lo:hi]
-        out[...] = 0
+        self.kernels.fill(out, 0)
+        entries = self.entries[slice(*self._entries_in(lo, hi))]
+        add = coding_of(self.kernels).adding(self.codec, entries, lo)
         for part in parts:
             if part is not None:
-                self._add(part, lo, out)
+                add(part, out)
         if self.divides:
-            out /= np.float32(len(self.senders))
+            self.kernels.divide(out, len(self.senders))
         if apply is not None:
             apply(lo, hi)
 
@@ -92,27 +97,10 @@ class TopSum:
             return None
         return self._ends[first], self._ends[end]
 
+    def scratch(self, rank: int) -> int:
+        """Return the bytes that a rank reads of other ranks in a launch."""
+        return read_by(rank, len(self.decoded.parts), self.wanted)
+
     def sent(self, rank: int) -> int:
         """Return the bytes that other ranks read of a rank in a launch."""
         return read_of(rank, len(self.decoded.parts), self.wanted)
-
-    def _add(self, payload: Buffer, first: int, out: Buffer) -> None:
-        """Add the elements of a sender to `out`, which begins at element `first`."""
-        start, last = 0, first + out.size
-        for index in range(*self._entries_in(first, last)):
-            lo, hi = self.entries[index]
-            stop = start + self.codec.nbytes(hi - lo)
-            part, start = payload[start:stop], stop
-            if first <= lo and hi <= last:
-                add_largest(part, out[lo - first : hi - first])
-            else:
-                _add_some(part, lo - first, out)
-
-
-def _add_some(payload: Buffer, shift: int, out: Buffer) -> None:
-    """Add those elements of a payload that lie in `out`, once `shift` is added to their indices."""
-    indices, numbers = parts_of(payload)
-    places = indices.astype(np.int64) + shift
-    lo, hi = np.searchsorted(places, (0, out.size))
-    with np.errstate(all="ignore"):  # as `add_largest`
-        out[places[lo:hi]] += numbers[lo:hi]

@@ -18,6 +18,7 @@ from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.device.copies import Arrays, DeviceArray, plan_copies
 from ncclkv.kernels.device.encoding import Code, Encoding, Rounding
 from ncclkv.kernels.device.kernel_args import THREADS
+from ncclkv.kernels.device.largest import Adding, Share, Taking
 from ncclkv.kernels.device.launch import Launch
 from ncclkv.kernels.device.memory import zeros
 from ncclkv.kernels.device.sources import COPY, DECODE, PACK, UNPACK, WIDEN, KernelSource
@@ -140,6 +141,21 @@ class DeviceCoding:
         argument["size"] = out.size
         argument["scale"] = _scale(codec, senders, divisor)
         self._launch(UNPACK[codec.width(senders)], _blocks(out.size), argument)
+
+    def taking(
+        self,
+        codec: Share,
+        entries: Bounds,
+        gradients: DeviceArray,
+        residuals: Arrays,
+        payload: DeviceArray,
+    ) -> Taking:
+        """Return an object that takes the largest gradients of a range; as of `Coding.taking`."""
+        return Taking(self._launch, codec, entries, gradients, residuals, payload)
+
+    def adding(self, codec: Share, entries: Bounds, first: int) -> Adding:
+        """Return a function that adds what a sender sent; as of `Coding.adding`."""
+        return Adding(self._launch, codec, entries, first)
 
     def clear(self, padding: Padding, start: int, out: DeviceArray) -> None:
         """Set padding to 0 in `out`, the elements from `start` on, with one launch for 128 gaps."""

@@ -205,6 +205,53 @@ UNPACKED = np.dtype(
 )
 """Argument of ``unpack``."""
 
+TAKEN_ELEMENTS = 8192
+"""Maximum number of elements of which one block takes the largest."""
+
+TAKEN_PIECES = 64
+"""Maximum number of keys of such a launch."""
+
+DIGITS = 2048
+"""Length of the histogram of a key: a count for each digit of a magnitude."""
+
+TAKES = np.dtype(
+    [
+        ("residual", ADDRESS, (TAKEN_PIECES,)),
+        ("start", np.uint64, (TAKEN_PIECES,)),
+        ("size", np.uint64, (TAKEN_PIECES,)),
+        ("payload", np.uint64, (TAKEN_PIECES,)),
+        ("wanted", np.uint64, (TAKEN_PIECES,)),
+        ("gradients", ADDRESS),
+        ("bytes", ADDRESS),
+        ("histograms", ADDRESS),
+        ("least", ADDRESS),
+        ("counts", ADDRESS),
+        ("skip", ADDRESS),
+        ("shift", np.uint32),
+        ("first", np.uint32, (TAKEN_PIECES + 1,)),
+        ("count", np.uint32),
+    ],
+    align=True,
+)
+"""Argument of the kernels that take the largest gradients."""
+
+ADDED_ELEMENTS = 1024
+"""Maximum number of elements that one block adds to a sum."""
+
+ADDS = np.dtype(
+    [
+        ("payload", np.uint64, (PIECES,)),
+        ("kept", np.uint64, (PIECES,)),
+        ("shift", np.int64, (PIECES,)),
+        ("bytes", ADDRESS),
+        ("out", ADDRESS),
+        ("size", np.uint64),
+        *_BLOCKS,
+    ],
+    align=True,
+)
+"""Argument of ``top_add``."""
+
 
 def new(dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an argument of zeros: a 0-dimensional array, which CuPy passes by value."""
@@ -228,9 +275,9 @@ class PlannedLaunch(NamedTuple):
 
 
 def plan_launches(
-    layout: np.dtype[Any], sizes: NDArray[np.int64], per_block: int
+    layout: np.dtype[Any], sizes: NDArray[np.int64], per_block: int, most: int = PIECES
 ) -> list[PlannedLaunch]:
-    """Plan the launches of a kernel on any number of pieces: one launch for each 128 pieces.
+    """Plan the launches of a kernel on any number of pieces: one launch for each `most` pieces.
 
     Parameters
     ----------
@@ -240,9 +287,11 @@ def plan_launches(
         Sizes of the pieces; a piece of size 0 gets no block.
     per_block : int
         Maximum work of one block, in the unit of `sizes`.
+    most : int
+        Maximum number of pieces of a launch.
     """
     launches = []
-    for pieces in ranges(len(sizes), PIECES):
+    for pieces in ranges(len(sizes), most):
         first = first_blocks(sizes[pieces], per_block)
         argument = new(layout)
         argument["first"][: len(first)] = first

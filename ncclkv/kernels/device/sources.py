@@ -272,6 +272,45 @@ UNPACK = {
 }
 """Kernels that decode packed counts, by their bits."""
 
+_TAKES = {
+    "PER_BLOCK": str(kernel_args.TAKEN_ELEMENTS),
+    "THREADS": str(kernel_args.THREADS),
+    "MAX_PIECES": str(kernel_args.TAKEN_PIECES),
+}
+_ONES = {20: 0x7FF, 10: 0x3FF, 0: 0x3FF}
+"""Masks of the digits of a magnitude, by their lowest bits; the first digit is found first."""
+
+
+def _top_digits(name: str) -> dict[int, KernelSource]:
+    """Return the variants of a kernel that works on a digit, by the digit's lowest bit."""
+    return {
+        shift: KernelSource(
+            name,
+            f"of the digit from bit {shift} on",
+            kernel_args.TAKES,
+            {"ADDS": str(int(shift == 20)), "ONES": f"{ones:#x}", **_TAKES},
+        )
+        for shift, ones in _ONES.items()
+    }
+
+
+TOP_COUNT = _top_digits("top_count")
+"""Kernels that count magnitudes by a digit; that of the first digit adds gradients before."""
+
+TOP_DIGIT = _top_digits("top_digit")
+"""Kernels that find a digit of the least magnitude that is sent."""
+
+TOP_BLOCKS, TOP_BEFORE, TOP_TAKE = (
+    KernelSource(name, "", kernel_args.TAKES, _TAKES)
+    for name in ("top_blocks", "top_before", "top_take")
+)
+"""Kernels that count what each block sends, and all blocks before it; and that which sends it."""
+
+TOP_ADD = KernelSource(
+    "top_add", "", kernel_args.ADDS, {"PER_BLOCK": str(kernel_args.ADDED_ELEMENTS)}
+)
+"""Kernel that adds the largest gradients of a sender."""
+
 SOURCES = (
     COPY,
     *COMBINE.values(),
@@ -286,5 +325,11 @@ SOURCES = (
     *DECODE.values(),
     *PACK.values(),
     *UNPACK.values(),
+    *TOP_COUNT.values(),
+    *TOP_DIGIT.values(),
+    TOP_BLOCKS,
+    TOP_BEFORE,
+    TOP_TAKE,
+    TOP_ADD,
 )
 """All kernels."""

@@ -160,7 +160,7 @@ MUTANTS = (
     ),
     Mutant(
         name="parts-of-the-largest-at-wrong-places",
-        file="ncclkv/comm/programs/top_sum.py",
+        file="ncclkv/compress/coding.py",
         old="    places = indices.astype(np.int64) + shift\n",
         new="    places = indices.astype(np.int64)\n",
         why="a rank that decodes a part of a key adds numbers to other elements",
@@ -181,6 +181,14 @@ MUTANTS = (
         new="        if False:\n",
         why="a captured step goes on encoding, into residuals that the store has dropped",
         tests=(Selection("0", "nccl/test_capture_misuse.py", "another_codec"),),
+    ),
+    Mutant(
+        name="device-adds-parts-of-the-largest-at-wrong-places",
+        file="ncclkv/kernels/device/largest.py",
+        old="[lo - first for lo, _ in entries[pieces]]",
+        new="[lo for lo, _ in entries[pieces]]",
+        why="a rank that decodes a part of a bucket adds numbers to other elements",
+        tests=(Selection("0", "nccl/test_kernels_as_cpp.py", "added_at_their_indices"),),
     ),
     Mutant(
         name="device-clears-other-elements-than-padding",

@@ -13,6 +13,7 @@ import cupy
 import numpy as np
 
 from ncclkv.compress.half import FP16
+from ncclkv.compress.topk import TopK
 from ncclkv.compress.twobit import TwoBit
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device.kernels import DeviceKernels
@@ -57,6 +58,10 @@ def main() -> None:
     two_bit = TwoBit(threshold=1.0)
     encode = kernels.coding.encoding(two_bit, every, one, [cupy.zeros_like(one)], payload)
     parts = [payload] * 8
+    one_in_100 = TopK()
+    largest = cupy.zeros(one_in_100.nbytes(one.size), np.uint8)
+    take = kernels.coding.taking(one_in_100, every, one, [cupy.zeros_like(one)], largest)
+    add = kernels.coding.adding(one_in_100, every, 0)
     calls: dict[str, tuple[float, Callable[[], object]]] = {
         "copy by CUDA": (2, lambda: cupy.copyto(two, one)),
         "copy": (2, lambda: kernels.pack_all([one], [two])),
@@ -73,6 +78,8 @@ def main() -> None:
             1 / 8,
             lambda: kernels.coding.pack(two_bit, parts[:1], one.size, packed),
         ),
+        "take, topk": (3 + 4, lambda: take(None)),
+        "add, topk": (4 / 100, lambda: add(largest, two)),
         "widen": (1.5, lambda: kernels.coding.widen(FP16(), words, two)),
     }
     for name, (passes, call) in calls.items():

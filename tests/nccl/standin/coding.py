@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ncclkv.compress.base import CountedCodec
-from ncclkv.compress.coding import Encode, HostCoding
+from ncclkv.compress.coding import Encode, HostCoding, Taking
 from ncclkv.compress.entries import Bounds, Padding
 from ncclkv.compress.half import Half
+from ncclkv.compress.topk import TopK
 from tests.nccl.standin.streams import RecordingStreams
 
 _HOST = HostCoding()
@@ -91,6 +92,31 @@ class StandInCoding:
             HostCoding().unpack(codec, packed, senders, out, divisor)
 
         self.streams.work("unpack counts", [packed], [out], run)
+
+    def taking(
+        self,
+        codec: TopK,
+        entries: Bounds,
+        gradients: Any,
+        residuals: Sequence[Any],
+        payload: Any,
+    ) -> Taking:
+        def take(gradients: Any, payload: Any, *residuals: Any) -> None:
+            _HOST.taking(codec, entries, gradients, residuals, payload)(None)
+
+        def run(skip: Any, given: Sequence[Any] | None = None) -> None:
+            assert given is None, "a device takes the gradients of the range"
+            self.unless(skip, "topk of", [gradients], [payload, *residuals], take)
+
+        return run
+
+    def adding(self, codec: TopK, entries: Bounds, first: int) -> Callable[[Any, Any], None]:
+        add = _HOST.adding(codec, entries, first)
+
+        def run(payload: Any, out: Any) -> None:
+            self.streams.work("add the largest", [payload], [out], add)
+
+        return run
 
     def clear(self, padding: Padding, start: int, out: Any) -> None:
         def run(out: Any) -> None:
