@@ -141,6 +141,31 @@ def test_gradients_are_ordered_by_streams_alone(on_gpus: None, lazy: bool, missi
     run_on_standin(2, body, lazy=lazy)
 
 
+@pytest.mark.parametrize(
+    ("compress", "expected"),
+    [("fp16", [1.5, 2.5, 3.5]), ({"type": "2bit", "threshold": 1.0}, [1] * 3)],
+)
+def test_compressed_gradients_need_no_wait(
+    on_gpus: None, compress: Any, expected: list[float]
+) -> None:
+    def body(worker: Worker) -> None:
+        RANKS[worker.device] = its = Torch(worker)
+        with StandInStores(worker, "every_rank") as create:
+            kv = create(bucket_bytes=0)
+            model = DataParallel(network(), kv, compress=compress)
+            for step in range(3):
+                model.zero_grad()
+                loss = model(torch.full((1, 2), worker.rank + step + 1.0)).sum()
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(context_of(kv).comm, "synchronize", refuse)
+                    its.backward(loss)
+                for layer in model.module:
+                    assert layer.weight.grad.tolist() == [[expected[step]] * 2] * 2
+            model.close()
+
+    run_on_standin(2, body, lazy=True)
+
+
 def failing(_: Any) -> None:
     raise ZeroDivisionError
 
