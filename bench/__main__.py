@@ -17,7 +17,7 @@ from bench.memory import GpuMemory, HostMemory
 from bench.options import Options, parse
 from bench.report import files, machine
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.nccl import launch as gpus
+from ncclkv.comm.nccl import start as gpus
 from ncclkv.comm.nccl.discovery import shared_gpus
 
 

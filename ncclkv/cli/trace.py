@@ -17,7 +17,7 @@ _SHOWN = 8
 """Number of ranks that are listed."""
 
 if TYPE_CHECKING:
-    from ncclkv.observe.clocks import Offset
+    from ncclkv.observe.clocks import ClockOffset
     from ncclkv.observe.timeline import RankFile
 
 
@@ -58,7 +58,7 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _describe_clocks(files: Sequence[RankFile], clocks: Mapping[str, Offset]) -> Iterator[str]:
+def _describe_clocks(files: Sequence[RankFile], clocks: Mapping[str, ClockOffset]) -> Iterator[str]:
     """Yield a line for each machine whose clock differs from that of the first."""
     hosts = {file.header["clock"]: file.header["host"] for file in files}
     first, *others = hosts

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ncclkv.comm.base import Communicator
     from ncclkv.comm.control import ObjectComm
-    from ncclkv.comm.host.launch import world
+    from ncclkv.comm.host.start import world
     from ncclkv.comm.types import Work
 
 __all__ = ["Communicator", "ObjectComm", "Work", "world"]
@@ -15,7 +15,7 @@ _LATER = {
     "Communicator": "ncclkv.comm.base",
     "ObjectComm": "ncclkv.comm.control",
     "Work": "ncclkv.comm.types",
-    "world": "ncclkv.comm.host.launch",
+    "world": "ncclkv.comm.host.start",
 }
 """Modules of the public names, imported at their first use: commands need a few modules alone."""
 

@@ -7,8 +7,8 @@ import sys
 
 from ncclkv import env
 from ncclkv.comm.nccl.binding import version_text
-from ncclkv.comm.nccl.launch import survey
 from ncclkv.comm.nccl.library import load
+from ncclkv.comm.nccl.start import survey
 from ncclkv.comm.nccl.streams import DRIVER
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.doctor.child import end_with_parent, tell

@@ -17,12 +17,12 @@ import numpy as np
 import ncclkv
 from ncclkv import concurrency
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.host.launch import world
-from ncclkv.comm.nccl import launch as gpus
+from ncclkv.comm.host.start import world
+from ncclkv.comm.nccl import start as gpus
 from ncclkv.comm.nccl.discovery import launch_problem, shared_gpus
 from ncclkv.doctor.child import end_with_parent, tell
 from ncclkv.errors import KVStoreError
-from ncclkv.system.memory import memory_left
+from ncclkv.system.memory_left import memory_left
 
 _NBYTES = 64 << 20
 """Largest array of which the speed is measured; less where memory is small."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ncclkv import concurrency
 from ncclkv.arrays.memory import identities, is_on_host
-from ncclkv.comm.diagnosis.call_log import LoggedKeys
+from ncclkv.comm.diagnosis.call_ring import LoggedKeys
 from ncclkv.engine.bucket_push import Indices, as_range
 from ncclkv.engine.events import Events
 from ncclkv.engine.layout import Layout

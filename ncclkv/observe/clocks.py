@@ -38,7 +38,7 @@ class Visit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Offset:
+class ClockOffset:
     """The difference of a clock to that of the first rank: ``first = own - at(own)``.
 
     Attributes
@@ -71,7 +71,7 @@ class _Bound(NamedTuple):
 
 def offsets(
     exchanges: Iterable[Sequence[Visit]], first: str, walls: Mapping[str, float]
-) -> dict[str, Offset]:
+) -> dict[str, ClockOffset]:
     """Return the difference of each clock to the clock `first`.
 
     Parameters
@@ -90,8 +90,8 @@ def offsets(
     made = {}
     for clock, wall in walls.items():
         difference = walls[first] - wall
-        unknown = Offset((0.0, difference), (0.0, difference), float("inf"))
-        made[clock] = Offset() if clock == first else _fit(bounds.get(clock, ())) or unknown
+        unknown = ClockOffset((0.0, difference), (0.0, difference), float("inf"))
+        made[clock] = ClockOffset() if clock == first else _fit(bounds.get(clock, ())) or unknown
     return made
 
 
@@ -112,7 +112,7 @@ def _bound(visits: Sequence[Visit], own: str, first: str) -> _Bound | None:
     return _Bound(min(times), low, high) if times and (low, high) != (-high, high) else None
 
 
-def _fit(bounds: Sequence[_Bound]) -> Offset | None:
+def _fit(bounds: Sequence[_Bound]) -> ClockOffset | None:
     """Return the line through the differences at begin and end; None without both bounds."""
     ordered = sorted(bounds)
     whole = _tightest(ordered)
@@ -122,8 +122,8 @@ def _fit(bounds: Sequence[_Bound]) -> Offset | None:
     if len(ordered) >= _FEWEST and ordered[-quarter].time - ordered[quarter].time > _DRIFT_SECONDS:
         begin, end = _tightest(ordered[:quarter]), _tightest(ordered[-quarter:])
         if begin is not None and end is not None:
-            return Offset(begin[:2], end[:2], max(begin[2], end[2]))
-    return Offset(whole[:2], whole[:2], whole[2])
+            return ClockOffset(begin[:2], end[:2], max(begin[2], end[2]))
+    return ClockOffset(whole[:2], whole[:2], whole[2])
 
 
 def _tightest(bounds: Sequence[_Bound]) -> tuple[float, float, float] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from ncclkv import concurrency, env
 from ncclkv.engine.instrument import Instrument
 from ncclkv.observe.counter import Counter
-from ncclkv.observe.lines import Lines
+from ncclkv.observe.json_lines import JsonLines
 
 SECONDS = 10.0
 """Seconds between two lines, at least; a line is written at the end of a verb."""
@@ -55,7 +55,7 @@ class MetricsFile(Instrument):
         self._lines.flush()
 
 
-def _new(path: Path, rank: int) -> Lines:
+def _new(path: Path, rank: int) -> JsonLines:
     """Return a new file: the path itself for rank 0's first store, else one with a suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     stem = path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
@@ -63,6 +63,6 @@ def _new(path: Path, rank: int) -> Lines:
     while True:
         name = stem if attempt == 1 else stem.with_name(f"{stem.stem}.{attempt}{stem.suffix}")
         try:
-            return Lines(name)
+            return JsonLines(name)
         except FileExistsError:
             attempt += 1

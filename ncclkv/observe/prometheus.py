@@ -17,7 +17,7 @@ PORT = 9464
 """The default port, which Prometheus's list of ports has for exporters of this kind."""
 
 
-class Measured(Protocol):
+class CountingStore(Protocol):
     """A store that counts, as `KVStore` does."""
 
     @property
@@ -55,7 +55,7 @@ class Served(AbstractContextManager["Served"]):
 
 
 @public
-def serve(kv: Measured, port: int = PORT, address: str = "127.0.0.1") -> Served:
+def serve(kv: CountingStore, port: int = PORT, address: str = "127.0.0.1") -> Served:
     """Serve the metrics of rank 0 to Prometheus; local, and begins to count.
 
     Parameters
@@ -108,7 +108,7 @@ def serve(kv: Measured, port: int = PORT, address: str = "127.0.0.1") -> Served:
 class _Collector:
     """Turns the metrics of a store into Prometheus's, at each scrape."""
 
-    def __init__(self, kv: Measured) -> None:
+    def __init__(self, kv: CountingStore) -> None:
         self._kv = kv
 
     def collect(self) -> Iterator[Any]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ncclkv.errors import LaunchError
-from ncclkv.observe.clocks import Offset, Visit, offsets
-from ncclkv.observe.lines import read
+from ncclkv.observe.clocks import ClockOffset, Visit, offsets
+from ncclkv.observe.json_lines import read
 from ncclkv.observe.tracer import FORMAT, HEADER, PING
 
 Event = dict[str, Any]
@@ -58,7 +58,7 @@ def read_files(folder: Path) -> list[RankFile]:
     return sorted(found, key=lambda file: (file.header["rank"], file.header["at"]))
 
 
-def find_offsets(files: Sequence[RankFile]) -> dict[str, Offset]:
+def find_offsets(files: Sequence[RankFile]) -> dict[str, ClockOffset]:
     """Return the difference of each machine's clock to that of the first file."""
     walls = {file.header["clock"]: file.header["wall"] - file.header["at"] for file in files}
     exchanges: dict[tuple[str, str, int, int], list[Visit]] = {}
@@ -94,7 +94,7 @@ def _visits(file: RankFile) -> Iterator[tuple[tuple[str, int, int], Visit]]:
             yield (("seq", seq, 0), Visit(clock, enter, leave))
 
 
-def timeline(files: Sequence[RankFile], clocks: dict[str, Offset]) -> dict[str, Any]:
+def timeline(files: Sequence[RankFile], clocks: dict[str, ClockOffset]) -> dict[str, Any]:
     """Return the object of a Chrome trace, whose times are microseconds since the first record."""
     start = min(
         each.header["at"] - clocks[each.header["clock"]].at(each.header["at"]) for each in files
@@ -109,7 +109,7 @@ def timeline(files: Sequence[RankFile], clocks: dict[str, Offset]) -> dict[str, 
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"format": "ncclkv"}}
 
 
-def _process(file: RankFile, pid: int, offset: Offset, start: float) -> Iterator[Event]:
+def _process(file: RankFile, pid: int, offset: ClockOffset, start: float) -> Iterator[Event]:
     """Yield the events of one file."""
     header = file.header
     restart = f", restart {header['start']}" if header["start"] else ""

@@ -17,7 +17,7 @@ from typing import Any
 
 from ncclkv import concurrency, env
 from ncclkv.engine.instrument import Instrument, Launch
-from ncclkv.observe.lines import Lines
+from ncclkv.observe.json_lines import JsonLines
 from ncclkv.system.this_process import this_process
 
 FORMAT = 1
@@ -61,7 +61,7 @@ class Tracer(Instrument):
         folder.mkdir(parents=True, exist_ok=True)
         # The index is one of the process, whose name no other process of the host has.
         name = f"{store}-rank{rank}-{host}-{this_process.pid}-{next(_indices)}.jsonl"
-        self._lines = Lines(folder / name)
+        self._lines = JsonLines(folder / name)
         self.path = self._lines.path
         self._thread = concurrency.get_ident()
         self._buckets: set[tuple[int, int]] = set()
@@ -159,7 +159,7 @@ class Tracer(Instrument):
         self._add(PING, seconds, index=index)
 
 
-def _close(lines: Lines) -> None:
+def _close(lines: JsonLines) -> None:
     """Write what a file lacks, at the end of the process."""
     with suppress(OSError):
         lines.close()

@@ -11,7 +11,7 @@ from typing import Any
 from ncclkv import env
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import dump
-from ncclkv.comm.host import launch, threads
+from ncclkv.comm.host import start, threads
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import (
     CommError,
@@ -65,11 +65,11 @@ def _warn_of_many(name: str) -> None:
 def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
     """Return a communicator of all ranks, or of those of `comm`, which agree on the store."""
     if comm is None:
-        ranks = launch.world(timeout)
+        ranks = start.world(timeout)
     elif isinstance(comm, Communicator):
         ranks = comm.duplicate(timeout)
     elif hasattr(comm, "Idup"):
-        ranks = launch.over(comm, env.timeout(timeout))
+        ranks = start.over(comm, env.timeout(timeout))
     else:
         raise UsageError(
             f"comm={comm!r} is not a communicator; give mpi4py's, such as "
@@ -86,7 +86,7 @@ def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
     if threads.are_ranks_of(ranks):
         return ranks
     # Only here and below: stores in host memory start sooner without the modules of NCCL.
-    from ncclkv.comm.nccl import launch as gpus
+    from ncclkv.comm.nccl import start as gpus
     from ncclkv.comm.nccl.communicator import NcclCommunicator
     from ncclkv.comm.nccl.discovery import launch_problem
 
@@ -109,7 +109,7 @@ def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
     """Return all ranks, or those of `comm`, over NCCL."""
-    from ncclkv.comm.nccl import launch as gpus
+    from ncclkv.comm.nccl import start as gpus
     from ncclkv.comm.nccl.communicator import NcclCommunicator
 
     ranks = _hosts(name, comm, timeout)
@@ -132,7 +132,7 @@ def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 def _device(name: str, comm: Any, timeout: float | None) -> Communicator:
     """Return a communicator of this process alone, with its GPU's memory if it has a GPU."""
-    from ncclkv.comm.nccl import launch as gpus
+    from ncclkv.comm.nccl import start as gpus
     from ncclkv.comm.nccl.discovery import launch_problem
 
     process = _alone(name, comm, timeout)

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakMethod
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.diagnosis.call_log import LoggedKeys, call_site
+from ncclkv.comm.diagnosis.call_ring import LoggedKeys, call_site
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.frames import user_frame
 from ncclkv.table import contract

@@ -1,8 +1,8 @@
 """MemoryCheck: refuses new keys for which the machine has no memory.
 
 After every 16 MiB of new keys the ranks on hosts read how much memory the machine and its control
-groups leave (`ncclkv.system.memory`).  On GPUs each ``init`` compares the new keys with what the
-GPU and CuPy's pool have left (``Kernels.left``).  If CuPy uses another allocator, the rest is
+groups leave (`ncclkv.system.memory_left`).  On GPUs each ``init`` compares the new keys with what
+the GPU and CuPy's pool have left (``Kernels.left``).  If CuPy uses another allocator, the rest is
 unknown, and all keys are accepted.  Neither check reserves memory.
 """
 
@@ -17,7 +17,7 @@ from ncclkv.engine.layout import Layout
 from ncclkv.errors import OutOfMemory
 from ncclkv.kernels.host import HostKernels
 from ncclkv.store.session import Checks
-from ncclkv.system.memory import address_space_left, memory_left
+from ncclkv.system.memory_left import address_space_left, memory_left
 from ncclkv.table.registry import KeySpec
 
 RESIDUAL_BYTES = 4

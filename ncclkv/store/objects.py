@@ -13,7 +13,7 @@ import pickle
 from typing import Any, NamedTuple
 
 from ncclkv.arguments import check_count
-from ncclkv.comm.diagnosis.call_log import LoggedKeys
+from ncclkv.comm.diagnosis.call_ring import LoggedKeys
 from ncclkv.errors import UsageError
 from ncclkv.store.context import Component, Context
 from ncclkv.table import contract

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ncclkv.arguments import check_known
-from ncclkv.comm.diagnosis.call_log import LoggedKeys
+from ncclkv.comm.diagnosis.call_ring import LoggedKeys
 from ncclkv.engine.overlap import BlockPlan, OrderedLaunch
 from ncclkv.errors import UsageError, annotate
 from ncclkv.store.context import Component, Context

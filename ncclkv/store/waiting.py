@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ncclkv.comm.diagnosis.call_log import LoggedKeys
+from ncclkv.comm.diagnosis.call_ring import LoggedKeys
 from ncclkv.engine.storage import StoredBucket
 from ncclkv.errors import UsageError
 from ncclkv.store.context import Component, Context

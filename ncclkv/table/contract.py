@@ -1,7 +1,7 @@
 """Codes of calls, by which ranks check that all of them make the same calls in the same order.
 
 A call is two numbers: the code of its verb, and the sum of the codes of its keys.  The sum ignores
-the order of a list.  All calls so far make one digest (`ncclkv.comm.diagnosis.call_log`).
+the order of a list.  All calls so far make one digest (`ncclkv.comm.diagnosis.call_ring`).
 Different histories of calls have equal digests about once in 10^18 comparisons.
 
 A call that its checks refuse is not recorded.  If an optimizer's hyperparameters have changed

@@ -10,7 +10,7 @@ from ncclkv import env
 from ncclkv.arguments import check_count
 from ncclkv.errors import UsageError
 from ncclkv.testing.calls import sleep, start_thread
-from ncclkv.testing.rank import first_error
+from ncclkv.testing.program import first_error
 from ncclkv.testing.ranks import run_threads
 from ncclkv.testing.seeded import NoProgress, Seeded
 from ncclkv.tracebacks import trim_begin

@@ -17,8 +17,8 @@ from ncclkv.concurrency import Function, SharedStep
 from ncclkv.kernels.host import compiled
 from ncclkv.testing import primitives
 from ncclkv.testing.habits import OWNERS, Habits
-from ncclkv.testing.threads import Thread, Threads, acting
 from ncclkv.testing.turns import Turns
+from ncclkv.testing.world_threads import Thread, Threads, acting
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from ncclkv import concurrency
 from ncclkv.comm.host.threads import Incoming, Outgoing, ThreadGroup, ThreadTransport
 from ncclkv.comm.transport import Request
 from ncclkv.comm.types import Buffer
-from ncclkv.testing.threads import acting, active
+from ncclkv.testing.world_threads import acting, active
 
 
 class SeededGroup(ThreadGroup):

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from ncclkv.errors import UsageError
-from ncclkv.testing.threads import acting, active
 from ncclkv.testing.turns import NANOSECONDS, Actor
+from ncclkv.testing.world_threads import acting, active
 
 _EPOCH = 1_700_000_000 * NANOSECONDS
 """The wall clock at time 0 of a world."""

@@ -13,7 +13,7 @@ from ncclkv import concurrency
 from ncclkv.comm.host import threads
 from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.errors import annotate
-from ncclkv.testing.rank import first_error, run_as_rank
+from ncclkv.testing.program import first_error, run_as_rank
 
 Result = TypeVar("Result")
 

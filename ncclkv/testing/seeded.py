@@ -17,10 +17,10 @@ from ncclkv.testing.habits import Habits, draw_habits
 from ncclkv.testing.identities import Identities
 from ncclkv.testing.installed import installed
 from ncclkv.testing.mail import SeededTransport
-from ncclkv.testing.rank import run_as_rank
-from ncclkv.testing.threads import Thread, Threads, only_world
-from ncclkv.testing.trace import Trace
+from ncclkv.testing.point_log import PointLog
+from ncclkv.testing.program import run_as_rank
 from ncclkv.testing.turns import NANOSECONDS, Turns, WorldEnd
+from ncclkv.testing.world_threads import Thread, Threads, only_world
 
 Result = TypeVar("Result")
 
@@ -30,7 +30,7 @@ class NoProgress(KVStoreError):
 
 
 @dataclass
-class Outcome(Generic[Result]):
+class RankOutcomes(Generic[Result]):
     """Results and exceptions of the ranks of a world.
 
     Attributes
@@ -122,7 +122,7 @@ class Seeded:
 
     def run(
         self, size: int, body: Callable[[], Result], timeout: float | None = None
-    ) -> Outcome[Result]:
+    ) -> RankOutcomes[Result]:
         """Run a function on ranks of this world, and return what each did.
 
         Raises
@@ -136,11 +136,11 @@ class Seeded:
         random = Random(self.seed)
         drawn = draw_habits(random)
         habits = self._habits or drawn
-        trace = Trace(keep=self._keep_trace)
+        trace = PointLog(keep=self._keep_trace)
         turns = Turns(
             random, habits, trace, batons.choose(threads=bool(self._files)), Faults(self._faults)
         )
-        outcome: Outcome[Result] = Outcome()
+        outcome: RankOutcomes[Result] = RankOutcomes()
         threads = Threads(turns, Identities(self.seed), self._files)
         with only_world(threads), installed(threads, habits):
             made = ranks_as_threads.communicators(size, env.timeout(timeout), SeededTransport)
@@ -169,7 +169,7 @@ class _SeededRank(Thread, Generic[Result]):
     rank : int
     communicator : HostCommunicator
     body : callable
-    outcome : Outcome
+    outcome : RankOutcomes
         Gets the result of `body`, or its exception.
     turns : Turns
     """
@@ -179,7 +179,7 @@ class _SeededRank(Thread, Generic[Result]):
         rank: int,
         communicator: Any,
         body: Callable[[], Result],
-        outcome: Outcome[Result],
+        outcome: RankOutcomes[Result],
         turns: Turns,
     ) -> None:
         super().__init__(name=f"rank {rank}")

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Protocol
 
 from ncclkv.testing.habits import Habits
-from ncclkv.testing.trace import Trace
+from ncclkv.testing.point_log import PointLog
 
 NANOSECONDS = 10**9
 
@@ -126,7 +126,7 @@ class Turns:
     random : Random
         Only its method `random` is used: the others differ between versions of Python.
     habits : Habits
-    trace : Trace
+    trace : PointLog
     baton : Baton
     accidents : Accidents
 
@@ -147,7 +147,7 @@ class Turns:
     """
 
     def __init__(
-        self, random: Random, habits: Habits, trace: Trace, baton: Baton, accidents: Accidents
+        self, random: Random, habits: Habits, trace: PointLog, baton: Baton, accidents: Accidents
     ) -> None:
         self.draw = random.random
         self._habits, self._trace, self._baton = habits, trace, baton

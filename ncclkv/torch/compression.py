@@ -25,7 +25,7 @@ _SHOWN = 4
 Named = Mapping[str, torch.nn.Parameter]
 
 
-class Rule(NamedTuple):
+class CodecRule(NamedTuple):
     """The codec of some parameters.
 
     Attributes
@@ -56,7 +56,7 @@ class Rule(NamedTuple):
         return [self.pattern, f"{self.pattern} (*)"]
 
 
-def rules_of(compress: Any, parameters: Named, what: str = "compress") -> list[Rule]:
+def rules_of(compress: Any, parameters: Named, what: str = "compress") -> list[CodecRule]:
     """Return the rules of an argument `compress`, complete and checked.
 
     Parameters
@@ -81,15 +81,15 @@ def rules_of(compress: Any, parameters: Named, what: str = "compress") -> list[R
     >>> weights = dict(torch.nn.Linear(2, 1).named_parameters())
     >>> for rule in rules_of({"*": {"type": "2bit", "threshold": 2.0}, "bias": None}, weights):
     ...     print(rule)
-    Rule(pattern='*', parameters={'type': '2bit', 'threshold': 2.0, 'scope': 'rank'})
-    Rule(pattern='bias', parameters=None)
+    CodecRule(pattern='*', parameters={'type': '2bit', 'threshold': 2.0, 'scope': 'rank'})
+    CodecRule(pattern='bias', parameters=None)
     """
     if compress is None:
         return []
     if isinstance(compress, Mapping) and compress and "type" not in compress:
         rules = [*_by_pattern(compress, parameters, what)]
     else:
-        rules = [Rule(None, _completed(compress, what))]
+        rules = [CodecRule(None, _completed(compress, what))]
     names_of: dict[int, list[str]] = {}
     for name in parameters:
         last = max((at for at, rule in enumerate(rules) if rule.matches(name)), default=-1)
@@ -113,7 +113,7 @@ def _completed(given: Any, what: str) -> dict[str, Any]:
     return complete_parameters({"type": given} if isinstance(given, str) else given, what)
 
 
-def _by_pattern(compress: Mapping[Any, Any], parameters: Named, what: str) -> Iterator[Rule]:
+def _by_pattern(compress: Mapping[Any, Any], parameters: Named, what: str) -> Iterator[CodecRule]:
     """Yield the rule of each pattern."""
     for pattern, given in compress.items():
         if not isinstance(pattern, str):
@@ -121,7 +121,7 @@ def _by_pattern(compress: Mapping[Any, Any], parameters: Named, what: str) -> It
                 f"{what}: {pattern!r} is a {type(pattern).__name__}; give names of parameters, or "
                 f"patterns such as '*.bias'"
             )
-        rule = Rule(pattern, None)
+        rule = CodecRule(pattern, None)
         if not any(map(rule.matches, parameters)):
             raise UsageError(
                 f"{what}: no parameter matches {pattern!r}; "
@@ -152,7 +152,7 @@ def _some(names: Mapping[str, Any]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def compress_by(kv: KVStore, rules: list[Rule], *, owned: bool = False) -> None:
+def compress_by(kv: KVStore, rules: list[CodecRule], *, owned: bool = False) -> None:
     """Put rules in force; collective.  A store that is `owned` is closed if it refuses a rule."""
     try:
         for rule in rules:

@@ -23,7 +23,7 @@ _BARE = (
 )
 
 
-class Reducer(Protocol):
+class PassReducer(Protocol):
     """The object that passes through outputs are reduced by."""
 
     def on_output(self) -> None:
@@ -33,7 +33,7 @@ class Reducer(Protocol):
 class _Hook:
     """The hook of an output, which does not keep the reducer: torch's graphs keep hooks."""
 
-    def __init__(self, reducer: ref[Reducer]) -> None:
+    def __init__(self, reducer: ref[PassReducer]) -> None:
         self._reducer = reducer
 
     @public

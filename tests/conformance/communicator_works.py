@@ -14,7 +14,7 @@ import pytest
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.destinations import EVERYONE, Root
-from ncclkv.comm.host.launch import world
+from ncclkv.comm.host.start import world
 from ncclkv.comm.messages.channel import SHORT_BYTES, SLICE_BYTES
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.types import ALIGNMENT, Apply, DoneWork, Work

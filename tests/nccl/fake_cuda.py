@@ -9,7 +9,7 @@ from unittest import mock
 import cupy
 import pytest
 
-from ncclkv.comm.nccl import launch
+from ncclkv.comm.nccl import start
 
 Cuda = Any
 
@@ -29,5 +29,5 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     cuda.runtime.eventQuery.return_value = 0
     cuda.Event = mock.MagicMock(side_effect=lambda **_: SimpleNamespace(ptr=77))
     monkeypatch.setattr(cupy, "cuda", cuda)
-    monkeypatch.setattr(launch, "DRIVER", "libc.so.6")
+    monkeypatch.setattr(start, "DRIVER", "libc.so.6")
     return cuda

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ncclkv.comm.nccl.library import Library
+from ncclkv.comm.nccl.library import NcclLibrary
 
 VERSION = 22809
 COMM = 4096
@@ -86,6 +86,6 @@ class Scripted:
         """Return the names of the calls."""
         return [call[0] for call in self.calls]
 
-    def library(self) -> Library:
+    def library(self) -> NcclLibrary:
         """Return the object in the form that a binding expects."""
-        return Library(self)
+        return NcclLibrary(self)

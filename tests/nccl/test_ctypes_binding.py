@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ncclkv.comm.nccl import waiting
+from ncclkv.comm.nccl import deadlines
 from ncclkv.comm.nccl.binding import DTYPES
 from ncclkv.comm.nccl.ctypes_binding import CtypesBinding
 from ncclkv.comm.nccl.library import UNIQUE_ID_BYTES
@@ -262,7 +262,7 @@ def test_an_end_that_fails_is_reported(call, name):
 
 
 def test_what_hangs_is_left_behind(monkeypatch):
-    monkeypatch.setattr(waiting, "ABORT_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "ABORT_SECONDS", 0.1)
     release = threading.Event()
     binding, script = over(timeout=0.1)
     for call, name in ((binding.destroy, "ncclCommFinalize"), (binding.abort, "ncclCommAbort")):
@@ -276,7 +276,7 @@ def test_what_hangs_is_left_behind(monkeypatch):
 
 
 def test_an_abort_that_hangs_hides_no_error(monkeypatch):
-    monkeypatch.setattr(waiting, "ABORT_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "ABORT_SECONDS", 0.1)
     release = threading.Event()
     binding, script = over(SYSTEM_ERROR, code=IN_PROGRESS)
     script.codes["ncclCommAbort"] = lambda _: int(not release.wait())

@@ -21,10 +21,10 @@ import numpy as np
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import threads
-from ncclkv.comm.nccl import launch as module
+from ncclkv.comm.nccl import start as module
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.comm.nccl.discovery import DeviceInfo, settings
-from ncclkv.comm.nccl.launch import launch, survey
+from ncclkv.comm.nccl.start import launch, survey
 from ncclkv.errors import CommAborted, KVStoreError, LaunchError
 from ncclkv.testing import run_ranks
 from tests.harness.slow import stretched

@@ -16,7 +16,7 @@ from ncclkv.comm.nccl import library
 from ncclkv.comm.nccl.binding import DTYPES, OPS, version_text
 from ncclkv.comm.nccl.ctypes_binding import _RESULTS, CtypesBinding
 from ncclkv.comm.nccl.discovery import OLDEST_NCCL
-from ncclkv.comm.nccl.library import PROTOTYPES, SONAME, UNIQUE_ID_BYTES, Config, Library, load
+from ncclkv.comm.nccl.library import PROTOTYPES, SONAME, UNIQUE_ID_BYTES, Config, NcclLibrary, load
 from ncclkv.errors import CommAborted, LaunchError
 
 try:
@@ -205,7 +205,7 @@ def test_a_library_without_a_function_is_too_old():
         ncclGetVersion = load().loaded.ncclGetVersion
 
     with pytest.raises(LaunchError, match="has no ncclGetUniqueId: this NCCL is too old; pip"):
-        Library(Old()).declare()
+        NcclLibrary(Old()).declare()
 
 
 def test_no_other_library_is_imported_for_it():

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv import concurrency
-from ncclkv.comm.nccl import progress, waiting
+from ncclkv.comm.nccl import deadlines, progress
 from ncclkv.errors import (
     CommAborted,
     CommTimeout,
@@ -143,7 +143,7 @@ def test_data_that_a_rank_sent_before_it_left_arrive():
 
 
 def test_data_of_a_rank_that_left_has_a_moment_to_arrive(monkeypatch):
-    monkeypatch.setattr(waiting, "_GRACE_SECONDS", 10.0)
+    monkeypatch.setattr(deadlines, "_GRACE_SECONDS", 10.0)
 
     def body(worker: Worker) -> None:
         comm = communicator(worker)
@@ -214,7 +214,7 @@ def test_a_call_of_nccls_that_never_returns_has_the_watchdog_in_a_capture_too(mo
         with comm.capture():
             comm.allreduce(array, array).wait()
         comm.close()
-        limit = worker.peers.timeout + waiting.LEEWAY
+        limit = worker.peers.timeout + deadlines.LEEWAY
         assert seen == [[("putting a collective on a stream of rank 0 of 1", limit)]] * 2
 
     run_on_standin(1, body)

@@ -18,7 +18,7 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 
 from ncclkv.comm.diagnosis import farewells
 from ncclkv.comm.nccl.communicator import NcclCommunicator
-from ncclkv.comm.nccl.watcher import Watched
+from ncclkv.comm.nccl.watcher import WatchedWorks
 from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.options import Options
@@ -39,9 +39,9 @@ class Eyes:
     """A watcher whose checks the test calls."""
 
     def __init__(self) -> None:
-        self.added: list[Watched] = []
+        self.added: list[WatchedWorks] = []
 
-    def add(self, watched: Watched) -> None:
+    def add(self, watched: WatchedWorks) -> None:
         self.added.append(watched)
 
     def look(self) -> bool:

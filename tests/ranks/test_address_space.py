@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import ncclkv
 from ncclkv.errors import OutOfMemory
-from ncclkv.system.memory import address_space_left
+from ncclkv.system.memory_left import address_space_left
 
 LAST = MPI.COMM_WORLD.size - 1
 HUGE = 50_000_000

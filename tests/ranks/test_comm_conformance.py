@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.host import launch
+from ncclkv.comm.host import start
 from tests.conformance.capabilities import require_rank_order
 from tests.conformance.communicator_all import CASES, FAILURES, IN_ORDER
 from tests.conformance.covering import communicator_cases, layout_of_ranks
@@ -22,7 +22,7 @@ LAYOUT = layout_of_ranks(several_hosts=on_several_hosts(MPI.COMM_WORLD))
 @pytest.fixture(scope="module")
 def world() -> Iterator[Communicator]:
     """Return all ranks, on a communicator that every case leaves unchanged."""
-    comm = launch.world(timeout=stretched(20.0))
+    comm = start.world(timeout=stretched(20.0))
     yield comm
     comm.close()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.comm.nccl import launch
+from ncclkv.comm.nccl import start
 from ncclkv.comm.nccl.ctypes_binding import CtypesBinding
 from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import use_buffers
@@ -111,7 +111,7 @@ def test_communicators_that_do_not_block_cannot_be_captured(
 ) -> None:
     need_gpu()
     # As with NCCL_COMM_BLOCKING=0, which NCCL reads once in a process.
-    monkeypatch.setattr(launch, "CtypesBinding", partial(CtypesBinding, blocking=False))
+    monkeypatch.setattr(start, "CtypesBinding", partial(CtypesBinding, blocking=False))
     with use_buffers(GpuBuffers()), Stores("nccl", "every_rank") as create:
         ready = Ready(create)
         with pytest.raises(NotSupported, match="NCCL cannot be captured"), ready.kv.capture():

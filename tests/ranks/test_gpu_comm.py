@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.host import launch as hosts
-from ncclkv.comm.nccl import launch as gpus
+from ncclkv.comm.host import start as hosts
+from ncclkv.comm.nccl import start as gpus
 from tests.conformance.capabilities import require_rank_order, use_buffers
 from tests.conformance.communicator_all import CASES, FAILURES, IN_ORDER
 from tests.nccl.gpu import need_gpu

@@ -13,7 +13,7 @@ from mpi4py import MPI
 import ncclkv
 from ncclkv.comm.host import window
 from ncclkv.comm.shm.node import CONTROL_BYTES
-from ncclkv.system.memory import MemoryLeft
+from ncclkv.system.memory_left import MemoryLeft
 from tests.harness.context import context_of
 
 WORDS = {

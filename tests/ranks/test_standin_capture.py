@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.host import launch
+from ncclkv.comm.host import start
 from tests.conformance.capabilities import use_buffers
 from tests.conformance.captures_all import CAPTURES, MISUSES
 from tests.harness.extent import combinations
@@ -32,7 +32,7 @@ NAMES = (
 @pytest.fixture(scope="module")
 def world() -> Iterator[Communicator]:
     """Return all ranks, on a communicator that every case leaves unchanged."""
-    comm = launch.world(timeout=stretched(20.0))
+    comm = start.world(timeout=stretched(20.0))
     yield comm
     comm.close()
 

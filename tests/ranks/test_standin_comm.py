@@ -13,7 +13,7 @@ from mpi4py import MPI
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.host import launch
+from ncclkv.comm.host import start
 from tests.conformance.capabilities import use_buffers
 from tests.conformance.communicator_all import CASES, FAILURES
 from tests.conformance.covering import communicator_cases
@@ -25,7 +25,7 @@ from tests.nccl.standin.buffers import StandInBuffers
 @pytest.fixture(scope="module")
 def world() -> Iterator[Communicator]:
     """Return all ranks, on a communicator that every case leaves unchanged."""
-    comm = launch.world(timeout=stretched(20.0))
+    comm = start.world(timeout=stretched(20.0))
     yield comm
     comm.close()
 

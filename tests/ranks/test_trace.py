@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import ncclkv
-from ncclkv.observe.lines import read
+from ncclkv.observe.json_lines import read
 from ncclkv.observe.timeline import find_offsets, read_files, timeline
 
 pytestmark = pytest.mark.limit(60)

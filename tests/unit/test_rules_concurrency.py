@@ -11,7 +11,9 @@ import pytest
 from tests.harness.source import PACKAGE, Module, modules
 
 SEAM = f"{PACKAGE}.concurrency"
-WORLD = {f"{PACKAGE}.testing.{name}" for name in ("batons", "installed", "primitives", "threads")}
+WORLD = {
+    f"{PACKAGE}.testing.{name}" for name in ("batons", "installed", "primitives", "world_threads")
+}
 """Modules that make the clocks and threads of a seeded world out of Python's."""
 
 OWN = {"_thread", "threading", "time"}

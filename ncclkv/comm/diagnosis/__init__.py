@@ -7,8 +7,8 @@ array is read.  Between nodes the first message to each peer begins with the dig
 that carries the digest (`ncclkv.comm.nccl.order_check`).
 
 **Pages.**  Each rank appends its calls to a page that its neighbours can read (`flight_recorder`,
-`call_log`).  So the page of a stopped or dead rank can be read.  The page also has the items of the
-last lists without keys (`item_lists`), from which an error names the first item that differs.
+`call_ring`).  So the page of a stopped or dead rank can be read.  The page also has the items of
+the last lists without keys (`item_lists`), from which an error names the first item that differs.
 
 **A wait.**  After 0.25 s (`looks`) a wait is on the rank's page: the awaited ranks and the begin of
 the wait.  The rank then compares its neighbours' pages, and requests the reports of awaited ranks

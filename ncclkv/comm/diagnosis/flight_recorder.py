@@ -15,8 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ncclkv import concurrency, notify
-from ncclkv.comm.diagnosis import call_log
-from ncclkv.comm.diagnosis.call_log import CALLS, CallRing
+from ncclkv.comm.diagnosis import call_ring
+from ncclkv.comm.diagnosis.call_ring import CALLS, CallRing
 from ncclkv.comm.diagnosis.reports import OtherWait, Report, Wait
 from ncclkv.comm.types import Buffer
 from ncclkv.system import stacks
@@ -48,7 +48,7 @@ _OTHER_WAIT_FROM = _HEAD.size
 _INDEX_FROM = _OTHER_WAIT_FROM + 24
 _WAIT_FROM = _OTHER_WAIT_FROM + _OTHER_WAIT.size
 _LOG_FROM = _WAIT_FROM + _WAIT.size
-NBYTES = _LOG_FROM + call_log.NBYTES
+NBYTES = _LOG_FROM + call_ring.NBYTES
 """Size of a page."""
 
 
@@ -150,9 +150,9 @@ class FlightRecorder:
         label = f"rank {rank} on {_decode(host)} (pid {pid})"
         # First the wait: a call made before the wait was shown is then always counted.
         other_wait, log = self._other_wait(page), page[_LOG_FROM:NBYTES]
-        made = call_log.read_count(log)
+        made = call_ring.read_count(log)
         concurrency.point("page: count was read")
-        calls = list(call_log.read_calls(log, max_calls))
+        calls = list(call_ring.read_calls(log, max_calls))
         return Report(name, label, calls, other_wait, self._wait(page), made=made)
 
     @concurrency.shared_step("page: read other wait")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ncclkv import concurrency, env
 from ncclkv.comm.backoff import Backoff
-from ncclkv.comm.host.final_barrier import FinalBarrier, Member
+from ncclkv.comm.host.final_barrier import FinalBarrier, Participant
 from ncclkv.system import abort, stacks
 
 # Ranks that all arrive within this time need no announcements.
@@ -125,7 +125,7 @@ class ExitWait:
             self._failed_at = waited
         return self._is_short() and all_stuck
 
-    def _late(self) -> tuple[list[Member], list[Member]]:
+    def _late(self) -> tuple[list[Participant], list[Participant]]:
         """Return the late members whose processes can be seen from here, and the others."""
         late = dict.fromkeys(member for each in self._barriers for member in each.late())
         is_neighbour = self._barriers[0].is_neighbour

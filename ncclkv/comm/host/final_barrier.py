@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ncclkv.comm.host.groups import common_ranks
+from ncclkv.comm.host.mpi_groups import common_ranks
 from ncclkv.system import processes, stacks
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _TAG = 1
 
 
-class Member(NamedTuple):
+class Participant(NamedTuple):
     """A process that takes part.
 
     Attributes
@@ -66,7 +66,7 @@ class FinalBarrier:
 
     Attributes
     ----------
-    members : list of Member
+    members : list of Participant
     """
 
     def __init__(self, comm: MPI.Intracomm, timeout: float) -> None:
@@ -75,8 +75,10 @@ class FinalBarrier:
         self.timeout = timeout
         self._comm = comm
         world_rank, pid, namespace = MPI.COMM_WORLD.Get_rank(), os.getpid(), processes.namespace()
-        self._own = Member(world_rank, socket.gethostname(), pid, namespace, stacks.signal_here())
-        self.members: list[Member] = comm.allgather(self._own)
+        self._own = Participant(
+            world_rank, socket.gethostname(), pid, namespace, stacks.signal_here()
+        )
+        self.members: list[Participant] = comm.allgather(self._own)
         self._arrived = {comm.Get_rank()}
         self._announcements: list[MPI.Request] = []
         self._request: MPI.Request | None = None
@@ -94,7 +96,7 @@ class FinalBarrier:
         """Return whether all ranks have entered."""
         return self._request is not None and bool(self._request.Test())
 
-    def announce(self, to: Callable[[Member], bool]) -> None:
+    def announce(self, to: Callable[[Participant], bool]) -> None:
         """Send this rank's arrival to the members that `to` selects; at most once."""
         if not self._announcements:
             self._announcements = [
@@ -113,11 +115,11 @@ class FinalBarrier:
             self._comm.Recv(bytearray(), rank, _TAG)
             self._arrived.add(rank)
 
-    def is_neighbour(self, member: Member) -> bool:
+    def is_neighbour(self, member: Participant) -> bool:
         """Return whether a member's process can be seen from here."""
         return member.machine == self._own.machine
 
-    def late(self) -> list[Member]:
+    def late(self) -> list[Participant]:
         """Return the members that have not announced their arrival."""
         return [each for rank, each in enumerate(self.members) if rank not in self._arrived]
 

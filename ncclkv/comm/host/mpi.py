@@ -16,7 +16,7 @@ from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.diagnosis import farewells
 from ncclkv.comm.host import finalize, window
 from ncclkv.comm.host.alone import library_name
-from ncclkv.comm.host.groups import common_ranks
+from ncclkv.comm.host.mpi_groups import common_ranks
 from ncclkv.comm.host.peer_processes import PeerProcesses
 from ncclkv.comm.host.requests import Incoming, Message, begin, failed
 from ncclkv.comm.transport import PeerFailed, Request, Transport

@@ -16,7 +16,7 @@ import numpy as np
 from ncclkv import concurrency, env
 from ncclkv.comm.base import Communicator, left
 from ncclkv.comm.buffers import allocate
-from ncclkv.comm.diagnosis.call_log import call_site
+from ncclkv.comm.diagnosis.call_ring import call_site
 from ncclkv.comm.diagnosis.farewells import RETURNED
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.host.communicator import HostCommunicator
@@ -27,7 +27,7 @@ from ncclkv.comm.transport import Request, Transport, WrongLength
 from ncclkv.comm.types import Buffer
 from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
 from ncclkv.system import log as logger
-from ncclkv.system.memory import memory_left
+from ncclkv.system.memory_left import memory_left
 
 # Up to here the sender copies its data, and does not wait for the receiver.
 _EAGER_BYTES = 4096

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ncclkv.comm.shm.segment import libc, mapped_array
 from ncclkv.comm.types import Buffer
-from ncclkv.system.memory import memory_left
+from ncclkv.system.memory_left import memory_left
 
 if TYPE_CHECKING:
     from mpi4py import MPI

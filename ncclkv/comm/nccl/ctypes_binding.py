@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 
 from ncclkv import concurrency
-from ncclkv.comm.nccl import waiting
+from ncclkv.comm.nccl import deadlines
 from ncclkv.comm.nccl.binding import Handle, Look, connect, version_text
-from ncclkv.comm.nccl.library import Config, Library, UniqueId, load
-from ncclkv.comm.nccl.waiting import Deadline
+from ncclkv.comm.nccl.deadlines import Deadline
+from ncclkv.comm.nccl.library import Config, NcclLibrary, UniqueId, load
 from ncclkv.errors import CommAborted, CommError, KVStoreError, LaunchError
 
 _SUCCESS, _IN_PROGRESS = 0, 7
@@ -59,7 +59,7 @@ class CtypesBinding:
     max_ctas : int, optional
         Maximum count of blocks of a kernel, unless ``NCCL_MAX_CTAS`` is set; by default NCCL
         chooses.
-    library : Library, optional
+    library : NcclLibrary, optional
         By default that of `ncclkv.comm.nccl.library.load`.
 
     Raises
@@ -77,7 +77,7 @@ class CtypesBinding:
         *,
         blocking: bool = True,
         max_ctas: int | None = None,
-        library: Library | None = None,
+        library: NcclLibrary | None = None,
     ) -> None:
         self.library = load() if library is None else library
         self._functions = self.library.declare()
@@ -155,7 +155,7 @@ class CtypesBinding:
 
     def abort(self, comm: Handle) -> None:
         call = self._functions.ncclCommAbort
-        code = self._bounded("ncclCommAbort", call, comm, seconds=waiting.ABORT_SECONDS)
+        code = self._bounded("ncclCommAbort", call, comm, seconds=deadlines.ABORT_SECONDS)
         self._check("ncclCommAbort", code)
 
     def async_error(self, comm: Handle) -> str | None:
@@ -218,7 +218,7 @@ class CtypesBinding:
         while (code := self._state(comm)) == _IN_PROGRESS:
             # Before a pause, in which the process may be stopped: what NCCL has done counts.
             if deadline.late():
-                raise waiting.timeout_error(self._named(operation), self._timeout)
+                raise deadlines.timeout_error(self._named(operation), self._timeout)
             if deadline.is_check_due() and look is not None:
                 look()
         self._check(operation, code)
@@ -238,7 +238,7 @@ class CtypesBinding:
         look: Look | None = None,
     ) -> Any:
         """Make a call that waits for other ranks, with a deadline."""
-        return waiting.call_with_timeout(
+        return deadlines.call_with_timeout(
             self._named(operation),
             partial(self._on_device, function, *arguments),
             self._timeout if seconds is None else seconds,

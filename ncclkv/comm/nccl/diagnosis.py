@@ -10,9 +10,9 @@ from ncclkv.comm.diagnosis.farewells import left_error
 from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector, Progress
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.nccl.binding import Look, version_text
+from ncclkv.comm.nccl.deadlines import Deadline
 from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.order_check import OrderCheck
-from ncclkv.comm.nccl.waiting import Deadline
 from ncclkv.comm.nccl.work import NcclWork
 from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, RankDied
 from ncclkv.system import abort

@@ -103,7 +103,7 @@ _TEXTS = {"ncclGetErrorString": (_INT,), "ncclGetLastError": (_POINTER,)}
 
 
 @dataclass(frozen=True)
-class Library:
+class NcclLibrary:
     """A loaded libnccl.
 
     Parameters
@@ -156,7 +156,7 @@ class Library:
 
 
 @cache
-def load() -> Library:
+def load() -> NcclLibrary:
     """Return the NCCL of this process: a loaded copy, or that of NVIDIA's wheel or of the system.
 
     Raises
@@ -171,7 +171,7 @@ def load() -> Library:
     ]
     for name, mode in candidates:
         try:
-            return Library(ctypes.CDLL(name, mode=mode))
+            return NcclLibrary(ctypes.CDLL(name, mode=mode))
         except OSError as error:
             reason = error
     raise LaunchError(

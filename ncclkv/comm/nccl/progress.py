@@ -14,13 +14,13 @@ from ncclkv import concurrency, env
 from ncclkv.comm import callbacks
 from ncclkv.comm.nccl.background import BackgroundCheck
 from ncclkv.comm.nccl.binding import Handle, Look
+from ncclkv.comm.nccl.deadlines import LEEWAY
 from ncclkv.comm.nccl.diagnosis import Diagnosis
 from ncclkv.comm.nccl.graph import NcclGraph
 from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.order_check import OrderCheck
 from ncclkv.comm.nccl.stream_clock import StreamClock, StreamSpan
 from ncclkv.comm.nccl.streams import PER_THREAD
-from ncclkv.comm.nccl.waiting import LEEWAY
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import NcclWork
 from ncclkv.comm.types import Work

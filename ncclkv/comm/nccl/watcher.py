@@ -11,7 +11,7 @@ import os
 from typing import Protocol
 
 from ncclkv import concurrency
-from ncclkv.comm.nccl.waiting import ABORT_SECONDS
+from ncclkv.comm.nccl.deadlines import ABORT_SECONDS
 
 INTERVAL = 0.1
 """Seconds between two polls."""
@@ -19,7 +19,7 @@ INTERVAL = 0.1
 _log = logging.getLogger("ncclkv")
 
 
-class Watched(Protocol):
+class WatchedWorks(Protocol):
     """Works of one communicator."""
 
     def look_over(self) -> bool:
@@ -41,11 +41,11 @@ class Watcher:
         self._ending = concurrency.Event()
         # Held during a poll: a fork in a poll would leave locks held in the child.
         self._looking = concurrency.Lock()
-        self._watched: dict[Watched, None] = {}  # in the order of `add`, not of addresses
+        self._watched: dict[WatchedWorks, None] = {}  # in the order of `add`, not of addresses
         self._thread: concurrency.Thread | None = None
         self._hooked = False
 
-    def add(self, watched: Watched) -> None:
+    def add(self, watched: WatchedWorks) -> None:
         """Poll `watched` from now on, until its `look_over` returns False."""
         with self._changed:
             self._watched[watched] = None
@@ -112,7 +112,7 @@ class Watcher:
                     self._watched[each] = None
 
 
-def _poll(watched: Watched) -> bool:
+def _poll(watched: WatchedWorks) -> bool:
     """Poll once; return whether to poll again: False after a failure."""
     try:
         return watched.look_over()

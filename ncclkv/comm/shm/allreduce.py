@@ -53,7 +53,7 @@ class ReductionPlan:
 
     Attributes
     ----------
-    reduce : Reducer
+    reduce : FlatReducer
         Reduces the parts of a block.
     is_local : bool
         Whether this rank receives the sum.

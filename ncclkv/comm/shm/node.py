@@ -18,7 +18,7 @@ from ncclkv.comm.shm.staging import RINGS, DoubleBuffer, SlotRing
 from ncclkv.comm.types import Buffer
 from ncclkv.comm.wire import others
 from ncclkv.errors import CommAborted, OutOfMemory, RankLost
-from ncclkv.kernels.host.reduce import Reducer
+from ncclkv.kernels.host.reduce import FlatReducer
 
 PAGE = 64 * 1024
 """A multiple of the pages of all machines."""
@@ -93,7 +93,7 @@ class Node:
         self._local, self._shared = self._allocators()
         self._maps: dict[tuple[int, int, int], Buffer] = {}
         self._rings, self.double_buffer = self._staging()
-        self._reducers: dict[tuple[np.dtype[Any], str], Reducer] = {}
+        self._reducers: dict[tuple[np.dtype[Any], str], FlatReducer] = {}
 
     def _allocators(self) -> tuple[Allocator, Allocator]:
         """Return the allocators of this rank's memory and of the memory that all ranks share.
@@ -185,11 +185,13 @@ class Node:
 
     # Arithmetic
 
-    def reducer(self, dtype: np.dtype[Any], op: str) -> Reducer:
+    def reducer(self, dtype: np.dtype[Any], op: str) -> FlatReducer:
         """Return the cached reducer of parts of up to `BLOCK_BYTES`; it owns scratch memory."""
         cached = self._reducers.get((dtype, op))
         if cached is None:
-            cached = self._reducers[dtype, op] = Reducer(dtype, BLOCK_BYTES // dtype.itemsize, op)
+            cached = self._reducers[dtype, op] = FlatReducer(
+                dtype, BLOCK_BYTES // dtype.itemsize, op
+            )
         return cached
 
     # Staging memory

@@ -196,7 +196,7 @@ def short_sum(
     """
 
 def append_call(page: memoryview, number: int, text: int, term: int, digest: int, /) -> int:
-    """Append a call to a page, as ``ncclkv.comm.diagnosis.call_log.append_call``.
+    """Append a call to a page, as ``ncclkv.comm.diagnosis.call_ring.append_call``.
 
     Raises ValueError for a page that is too short or not aligned to 8 bytes, and for a number below
     1.

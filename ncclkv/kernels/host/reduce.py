@@ -43,7 +43,7 @@ def combine(values: Arrays, slot: Array, op: str) -> None:
 
 def reduce(parts: Arrays, out: Array, op: str) -> None:
     """Reduce the ranks' flat `parts`, in their order, into `out`, which may be one of them."""
-    Reducer(out.dtype, out.size, op)(parts, out)
+    FlatReducer(out.dtype, out.size, op)(parts, out)
 
 
 def divide(array: Array, count: int) -> None:
@@ -51,7 +51,7 @@ def divide(array: Array, count: int) -> None:
     finish(array, count, array, "avg")
 
 
-class Reducer:
+class FlatReducer:
     """Reductions of flat arrays, with scratch memory that is kept between calls.
 
     Parameters

@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         name="first-device-for-every-rank",
-        file="ncclkv/comm/nccl/launch.py",
+        file="ncclkv/comm/nccl/start.py",
         old="        cupy.cuda.Device(device).use()\n",
         new="",
         why="arrays of every rank of a node lie on its first GPU",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, Selection
 
 CLOCKS = "ncclkv/observe/clocks.py"
-LINES = "ncclkv/observe/lines.py"
+LINES = "ncclkv/observe/json_lines.py"
 TRACER = "ncclkv/observe/tracer.py"
 TIMELINE = "ncclkv/observe/timeline.py"
 COUNTER = "ncclkv/observe/counter.py"
 
 OF_CLOCKS = Selection("0", "unit/observe/test_clocks.py")
-OF_LINES = Selection("0", "unit/observe/test_lines.py")
+OF_LINES = Selection("0", "unit/observe/test_json_lines.py")
 OF_TRACER = Selection("0", "unit/observe/test_tracer.py")
 OF_COUNTER = Selection("0", "unit/observe/test_counter.py")
 
@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         name="clocks-without-drift",
         file=CLOCKS,
-        old="            return Offset(begin[:2], end[:2], max(begin[2], end[2]))\n",
-        new="            return Offset(begin[:2], begin[:2], max(begin[2], end[2]))\n",
+        old="            return ClockOffset(begin[:2], end[:2], max(begin[2], end[2]))\n",
+        new="            return ClockOffset(begin[:2], begin[:2], max(begin[2], end[2]))\n",
         why="spans of two machines drift apart in a trace of hours",
         tests=(OF_CLOCKS,),
     ),
@@ -49,7 +49,7 @@ MUTANTS = (
         tests=(OF_LINES,),
     ),
     Mutant(
-        name="lines-by-number-alone",
+        name="lines-by-count-alone",
         file=LINES,
         old=" or now - self._written > _SECONDS:",
         new=":",

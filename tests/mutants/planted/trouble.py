@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, Selection
 
 ORDER_CHECK = "ncclkv/comm/nccl/order_check.py"
-WAITING = "ncclkv/comm/nccl/waiting.py"
+DEADLINES = "ncclkv/comm/nccl/deadlines.py"
 CREATION = "ncclkv/comm/nccl/creation.py"
 DIAGNOSIS = "ncclkv/comm/nccl/diagnosis.py"
 BACKGROUND = "ncclkv/comm/nccl/background.py"
@@ -40,7 +40,7 @@ MUTANTS = (
     ),
     Mutant(
         name="error-of-a-bounded-call-swallowed",
-        file=WAITING,
+        file=DEADLINES,
         old="            outcome[:] = [None, error]\n",
         new="            outcome[:] = [None, None]\n",
         why="a creation that NCCL refuses goes on without a communicator",
@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     Mutant(
         name="bounded-call-without-a-deadline",
-        file=WAITING,
+        file=DEADLINES,
         old="    thread.join(max(_CALL_CHECK_SECONDS, limit - concurrency.monotonic()))\n",
         new="    thread.join()\n",
         why="a rank that never comes to a creation or an end holds the others for ever",
@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     Mutant(
         name="lost-rank-blamed-at-once",
-        file=WAITING,
+        file=DEADLINES,
         old="        return self.waited - self._lost > _GRACE_SECONDS",
         new="        return True",
         why="a rank that leaves after its last collective breaks the others in it",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ncclkv import concurrency
 from ncclkv.comm.nccl.watcher import INTERVAL, Watcher
-from ncclkv.testing.threads import active
+from ncclkv.testing.world_threads import active
 from tests.nccl.standin.device import DEFAULT_STREAM, Device, Step
 from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.memory import Memory

@@ -12,7 +12,7 @@ import pytest
 import ncclkv
 from ncclkv import concurrency
 from ncclkv.observe.counter import Counter
-from ncclkv.observe.lines import read
+from ncclkv.observe.json_lines import read
 from ncclkv.observe.metrics_file import MetricsFile
 from ncclkv.testing import run_ranks
 

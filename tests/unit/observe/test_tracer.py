@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ncclkv.engine.instrument import Launch
-from ncclkv.observe.lines import read
+from ncclkv.observe.json_lines import read
 from ncclkv.observe.timeline import RankFile, find_offsets, timeline
 from ncclkv.observe.tracer import Tracer
 

@@ -10,7 +10,7 @@ import pytest
 import ncclkv
 from ncclkv.errors import OutOfMemory, UsageError
 from ncclkv.store import memory_check
-from ncclkv.system.memory import MemoryLeft
+from ncclkv.system.memory_left import MemoryLeft
 from ncclkv.testing import run_ranks
 
 RANKS = 3

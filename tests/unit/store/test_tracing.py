@@ -15,7 +15,7 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import UsageError
-from ncclkv.observe.lines import read
+from ncclkv.observe.json_lines import read
 from ncclkv.observe.ranges import ranges
 from tests.harness.context import context_of
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclkv.comm.diagnosis.call_log import NBYTES, CallRing
+from ncclkv.comm.diagnosis.call_ring import NBYTES, CallRing
 from ncclkv.table import contract
 from tests.harness.extent import examples
 

@@ -1,4 +1,4 @@
-/* A page of calls, as comm/diagnosis/call_log.py: the number of calls, and the last of them.
+/* A page of calls, as comm/diagnosis/call_ring.py: the number of calls, and the last of them.
 
    Other processes read the page at any time.  A call's number is stored first and the count last, so
    that no reader takes an old call for a new one. */

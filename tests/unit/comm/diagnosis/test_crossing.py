@@ -90,7 +90,7 @@ def test_a_creation_that_this_rank_has_not_begun_has_crossed(
 def test_calls_made_before_a_wait_was_shown_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a page's wait is read first: the rank may call and wait between two readings."""
     (own,) = ranks(1)
-    read = flight_recorder.call_log.read_count
+    read = flight_recorder.call_ring.read_count
 
     def count_then_move(page: memoryview) -> int:
         made = read(page)
@@ -98,7 +98,7 @@ def test_calls_made_before_a_wait_was_shown_are_counted(monkeypatch: pytest.Monk
         own.recorder.record_other_wait("barrier()", [EVERYONE], "there", 3)
         return made
 
-    monkeypatch.setattr(flight_recorder.call_log, "read_count", count_then_move)
+    monkeypatch.setattr(flight_recorder.call_ring, "read_count", count_then_move)
     report = own.recorder.read(0)
     assert report.made == 0
     assert report.other_wait is None

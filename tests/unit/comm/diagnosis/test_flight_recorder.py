@@ -15,8 +15,8 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from ncclkv.comm.diagnosis import call_log, flight_recorder
-from ncclkv.comm.diagnosis.call_log import CALLS
+from ncclkv.comm.diagnosis import call_ring, flight_recorder
+from ncclkv.comm.diagnosis.call_ring import CALLS
 from ncclkv.comm.diagnosis.flight_recorder import NBYTES, FlightRecorder
 from ncclkv.comm.diagnosis.reports import RecordedCall, Report, describe_last_call, first_difference
 from tests.harness.source import ROOT
@@ -122,8 +122,8 @@ def test_a_page_read_during_a_write_is_consistent(tmp_path: Path) -> None:
 def test_a_record_overwritten_by_another_call_is_left_out() -> None:
     own = FlightRecorder(0, {0: page()})
     noted(own, 5)
-    torn = flight_recorder._LOG_FROM + call_log._COUNT_BYTES + 3 * call_log._CALL.size
-    call_log._CALL.pack_into(own._own, torn, 3 + CALLS, 0, 0)
+    torn = flight_recorder._LOG_FROM + call_ring._COUNT_BYTES + 3 * call_ring._CALL.size
+    call_ring._CALL.pack_into(own._own, torn, 3 + CALLS, 0, 0)
     assert [call.call_index for call in own.read(0).calls] == [1, 2, 4, 5]
 
 
@@ -144,7 +144,7 @@ def test_texts_are_kept_while_a_recorded_call_uses_them() -> None:
     own = FlightRecorder(0, {0: page()})
     expected: list[str] = []
     # Texts are used again just before their rows are, and after that.
-    old = range(call_log._RECENT)
+    old = range(call_ring._RECENT)
     for which in [*old, *old[:700], *range(old.stop, old.stop + 300), *old[:700]]:
         note(own, which, 0, f"call {which}")
         expected.append(f"call {which}")

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ncclkv.comm.diagnosis import call_log
-from ncclkv.comm.diagnosis.call_log import CALLS, MASK, NBYTES
+from ncclkv.comm.diagnosis import call_ring
+from ncclkv.comm.diagnosis.call_ring import CALLS, MASK, NBYTES
 from ncclkv.kernels.host import HostKernels, compiled
-from ncclkv.kernels.host.reduce import Reducer
+from ncclkv.kernels.host.reduce import FlatReducer
 from ncclkv.kernels.programs import PROGRAMS
 from tests.harness.extent import examples
 from tests.sgd_steps import segments_of, sgd
@@ -86,7 +86,7 @@ def test_sums_have_numpys_bits(
     others = [part.copy() for part in parts]
     # The output is one of the parts, or another array if there is no part of that number.
     out = parts[into] if into < count else _numbers(seed, dtype, size, offset)
-    Reducer(np.dtype(dtype), size, op)(parts, out, stream)
+    FlatReducer(np.dtype(dtype), size, op)(parts, out, stream)
     assert _bits(out) == _bits(expected)
     for number, (part, other) in enumerate(zip(parts, others, strict=True)):
         assert number == into or part.tobytes() == other.tobytes()
@@ -232,7 +232,7 @@ WORDS = st.integers(0, MASK)
 @given(st.integers(1, 2**40), WORDS, WORDS, WORDS)
 def test_a_call_is_appended_as_by_python(number: int, text: int, term: int, digest: int) -> None:
     pages = [memoryview(bytearray(NBYTES)) for _ in range(2)]
-    functions = call_log.append_call, compiled.append_call
+    functions = call_ring.append_call, compiled.append_call
     before = time.monotonic_ns()
     first, second = (
         function(page, number, text, term, digest)

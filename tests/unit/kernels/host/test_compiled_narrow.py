@@ -13,7 +13,7 @@ import pytest
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.host import HostKernels, compiled
 from ncclkv.kernels.host.pack import cast
-from ncclkv.kernels.host.reduce import Reducer, combine, finish
+from ncclkv.kernels.host.reduce import FlatReducer, combine, finish
 from ncclkv.kernels.programs import PROGRAMS
 from tests.optimizers.cases import dtype_of
 from tests.sgd_steps import segments_of
@@ -127,7 +127,7 @@ def test_every_number_is_summed_as_in_numpy(
     for distance in (0, 1, 1 << 15, 12_345, 54_321):
         parts = [numbers, np.roll(numbers, distance)]
         found, expected = numbers.copy(), numbers.copy()
-        assert Reducer(numbers.dtype, numbers.size, op)(parts, found) is None
+        assert FlatReducer(numbers.dtype, numbers.size, op)(parts, found) is None
         numpy_alone(monkeypatch, lambda: KERNELS.reduce(parts, expected, op))  # noqa: B023
         assert same(found, expected), distance
 
@@ -147,13 +147,13 @@ def test_sums_have_numpys_bits(
         expected = total.copy()
         numpy_alone(
             monkeypatch,
-            lambda: Reducer(total.dtype, size, op)(parts, expected),  # noqa: B023
+            lambda: FlatReducer(total.dtype, size, op)(parts, expected),  # noqa: B023
         )
         if out in ("first", "last"):
             total = parts[0 if out == "first" else -1]
         with monkeypatch.context() as patch:
             patch.setattr(REDUCE, "_fold", None)
-            Reducer(total.dtype, size, op)(parts, total, stream)
+            FlatReducer(total.dtype, size, op)(parts, total, stream)
         assert same(total, expected), size
 
 

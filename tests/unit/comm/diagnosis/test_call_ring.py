@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv import frames
-from ncclkv.comm.diagnosis import call_log
-from ncclkv.comm.diagnosis.call_log import CALLS, MASK, NBYTES, CallRing
+from ncclkv.comm.diagnosis import call_ring
+from ncclkv.comm.diagnosis.call_ring import CALLS, MASK, NBYTES, CallRing
 from tests.harness.extent import examples
 
 NUMBERS = st.integers(0, MASK)
@@ -36,7 +36,7 @@ def made() -> tuple[CallRing, memoryview]:
 
 def calls(page: memoryview) -> list[tuple[int, int, int, str]]:
     """Return the calls without their times."""
-    return [call[:4] for call in call_log.read_calls(page)]
+    return [call[:4] for call in call_ring.read_calls(page)]
 
 
 def here() -> FrameType:
@@ -100,7 +100,7 @@ def test_calls_from_package_files_count_for_their_callers(monkeypatch: pytest.Mo
 def test_more_call_sites_than_the_cache_holds() -> None:
     log, page = made()
     frame = here()
-    last = call_log._MAX_INTERNED + 2000
+    last = call_ring._MAX_INTERNED + 2000
     for number in range(last + 1):
         note(log, 1, number, 0, frame)
     assert log.count == last + 1
@@ -124,10 +124,10 @@ def test_an_old_text_is_written_again_unless_it_has_items(items: str) -> None:
     log, page = made()
     frame = here()
     call = log.intern(1, 0, "call 1", frame, items)
-    for number in range(1, call_log._RECENT):
+    for number in range(1, call_ring._RECENT):
         log.intern(1, number, "another", frame)
     assert log.repeat(call, 0, frame) is not None
-    log.intern(1, call_log._RECENT, "another", frame)
+    log.intern(1, call_ring._RECENT, "another", frame)
     assert log.repeat(call, 0, frame) is None
     # The text of the repeated call stays as long as the call is on the page.
     for number in range(CALLS - 2):

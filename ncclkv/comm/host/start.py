@@ -1,4 +1,4 @@
-"""Launch over MPI: makes the communicator of all ranks, and checks MPI against the launcher."""
+"""Start over MPI: makes the communicator of all ranks, and checks MPI against the launcher."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ncclkv import env, notify
 from ncclkv.comm import callbacks
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import crossing
-from ncclkv.comm.diagnosis.call_log import call_site
+from ncclkv.comm.diagnosis.call_ring import call_site
 from ncclkv.comm.host import child, finalize, threads
 from ncclkv.comm.host.alone import check_library, check_size
 from ncclkv.comm.host.communicator import HostCommunicator
-from ncclkv.comm.host.groups import ranks_name
 from ncclkv.comm.host.mpi import MpiTransport, no_communicator
+from ncclkv.comm.host.mpi_groups import ranks_name
 from ncclkv.comm.host.outside_wait import poll_outside
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommTimeout, KVStoreError, LaunchError, UsageError

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ncclkv import concurrency
-from ncclkv.observe.lines import Lines, read
+from ncclkv.observe.json_lines import JsonLines, read
 
 
 def test_records_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ def test_records_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.Monke
         os, "write", lambda file, data: (writes.append(bytes(data)), write(file, data))[1]
     )
     monkeypatch.setattr(concurrency, "perf_counter", lambda: 5.0)
-    lines = Lines(tmp_path / "a.jsonl")
+    lines = JsonLines(tmp_path / "a.jsonl")
     for number in range(1500):
         lines.add({"number": number}, 5.5)
     assert len(writes) == 1
@@ -37,9 +37,9 @@ def test_records_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_second_file_of_one_name_is_refused(tmp_path: Path) -> None:
-    Lines(tmp_path / "a.jsonl").close()
+    JsonLines(tmp_path / "a.jsonl").close()
     with pytest.raises(FileExistsError):
-        Lines(tmp_path / "a.jsonl")
+        JsonLines(tmp_path / "a.jsonl")
 
 
 def test_cut_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_cut_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
 
 
 def test_names_of_any_characters_stay(tmp_path: Path) -> None:
-    lines = Lines(tmp_path / "a.jsonl")
+    lines = JsonLines(tmp_path / "a.jsonl")
     lines.add({"key": "a\nb\udce9ü"}, 0.0)
     lines.close()
     assert [*read(lines.path)] == [{"key": "a\nb\udce9ü"}]
@@ -58,7 +58,7 @@ def test_names_of_any_characters_stay(tmp_path: Path) -> None:
 def test_a_write_that_fails_drops_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = Lines(tmp_path / "a.jsonl")
+    lines = JsonLines(tmp_path / "a.jsonl")
     lines.add({"a": 1}, 0.0)
 
     def full(*_: Any) -> int:
@@ -76,14 +76,14 @@ def test_a_write_that_fails_drops_its_records(
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:3]))
-    lines = Lines(tmp_path / "a.jsonl")
+    lines = JsonLines(tmp_path / "a.jsonl")
     lines.add({"text": "long enough"}, 0.0)
     lines.close()
     assert [*read(lines.path)] == [{"text": "long enough"}]
 
 
 def test_a_fork_writes_nothing(tmp_path: Path) -> None:
-    lines = Lines(tmp_path / "a.jsonl")
+    lines = JsonLines(tmp_path / "a.jsonl")
     lines.add({"a": 1}, 0.0)
     child = os.fork()
     if not child:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclkv.system.memory import MemoryLeft, address_space_left, memory_left
+from ncclkv.system.memory_left import MemoryLeft, address_space_left, memory_left
 
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000 kB\nMemAvailable:    2000000 kB\n"
 MACHINE = MemoryLeft(2000000 * 1024, "MemAvailable of /proc/meminfo")

@@ -1,4 +1,4 @@
-"""Lines: a file of JSON lines, to which a process appends blocks of whole lines.
+"""`JsonLines`: a file of JSON lines, to which a process appends blocks of whole lines.
 
 Each block is one ``write`` to a file that is opened for appending.  So the file is valid after
 SIGKILL, but for a last line that a full disk may have cut.  The reader skips such a line.
@@ -22,7 +22,7 @@ _SECONDS = 1.0
 """Count of records, and seconds, after which a block is written."""
 
 
-class Lines:
+class JsonLines:
     """A new file of JSON lines.
 
     Parameters

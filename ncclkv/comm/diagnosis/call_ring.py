@@ -1,4 +1,4 @@
-"""Call log: the last 1,024 calls of a rank, on a page that neighbours can read after its death.
+"""Call ring: the last 1,024 calls of a rank, on a page that neighbours can read after its death.
 
 The text of a call is written once, at the first call with these keys from that instruction of the
 user's program.  Every call then appends three integers and advances the digest of all calls.
@@ -106,7 +106,7 @@ class PreparedCall(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class LoggedKeys:
-    """The keys of a call that a program may repeat, as the log has them.
+    """The keys of a call that a program may repeat, as the ring has them.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Launch of a communicator of GPUs, over the ranks' communicator of hosts."""
+"""Start of a communicator of GPUs, over the ranks' communicator of hosts."""
 
 from __future__ import annotations
 

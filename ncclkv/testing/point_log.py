@@ -1,4 +1,4 @@
-"""Trace: the points of a world, and their SHA-256, which is equal in every replay."""
+"""`PointLog`: the points of a world, and their SHA-256, which is equal in every replay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LINES = 4096
 """Lines that are hashed at once."""
 
 
-class Trace:
+class PointLog:
     """Lines of time, actor and label: one for each point.
 
     Labels and times alone are hashed: names of files, ids of processes and addresses differ

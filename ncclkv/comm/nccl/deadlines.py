@@ -1,4 +1,4 @@
-"""Waiting: deadlines of the host's waits, and of NCCL's calls that wait for other ranks."""
+"""Deadlines: limits of the host's waits, and of NCCL's calls that wait for other ranks."""
 
 from __future__ import annotations
 
