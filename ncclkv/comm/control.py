@@ -42,10 +42,10 @@ class ObjectComm(ABC):
 
     @abstractmethod
     def allgather(self, item: Any, label: str = "") -> list[Any]:
-        """Return every rank's `item`, in rank order."""
+        """Wait for every rank's `item`; return them in rank order; collective."""
 
     def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
-        """Return the root's `item`; the items of other ranks are ignored."""
+        """Wait for the root's `item`, and return it; collective.  Other items are ignored."""
         return self.allgather(item if self.rank == root else None, label)[root]
 
     @abstractmethod

@@ -183,7 +183,7 @@ class CallRing:
     def intern(
         self, code: int, keys: int, text: str, frame: FrameType, items: str = ""
     ) -> PreparedCall:
-        """Write the text of a call from `frame`, and return the call, ready to be appended.
+        """Write the text of a call from `frame` to the page; return the call, ready to be appended.
 
         Parameters
         ----------
@@ -211,14 +211,14 @@ class CallRing:
         return call
 
     def _write_text(self, code: int, keys: int, words: bytes) -> None:
-        """Write a text to the next row."""
+        """Write a text to the next row of the page."""
         lo = _TEXTS_FROM + self._texts % _TEXTS * _TEXT.size
         _TEXT.pack_into(self._page, lo, code, keys, words)
         self._texts += 1
 
 
 def append_call(page: memoryview, index: int, text: int, term: int, digest: int) -> int:
-    """Append a call to a page; return the next digest.
+    """Append a call to a page, which neighbours read; return the next digest.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ class FlightRecorder:
     # This rank
 
     def identify(self) -> None:
-        """Show this process and the calling thread as those of this rank."""
+        """Show this process and the calling thread as those of this rank, on its page."""
         host = socket.gethostname().encode(errors="replace")[:64]
         identity = os.getpid(), namespace(), concurrency.get_ident(), stacks.signal_here(), host
         _HEAD.pack_into(self._own, 0, 0, *identity)
@@ -92,7 +92,7 @@ class FlightRecorder:
     def record_other_wait(
         self, description: str, names: Sequence[str], store: str = "", call_index: int = 0
     ) -> None:
-        """Show that this rank's thread now waits outside this store, as `OtherWait` has it."""
+        """Show on this rank's page that its thread now waits outside this store: an `OtherWait`."""
         shown = [description[:_TEXT_BYTES], *names[:_MAX_NAMES]]
         text = "\n".join(shown).encode(errors="replace")
         self.clear_other_wait()
@@ -103,17 +103,17 @@ class FlightRecorder:
 
     @concurrency.shared_step("page: clear other wait", writes=True)
     def clear_other_wait(self) -> None:
-        """Show no wait outside this store."""
+        """Show no wait outside this store on this rank's page."""
         _TIME.pack_into(self._own, _OTHER_WAIT_FROM, 0)
 
     @concurrency.shared_step("page: retract other wait", writes=True)
     def retract_other_wait(self) -> None:
-        """Show that the wait outside this store has failed: its call no longer waits."""
+        """Show on this rank's page that the call of the wait outside this store waits no more."""
         _INDEX.pack_into(self._own, _INDEX_FROM, 0)
 
     @concurrency.shared_step("page: record wait", writes=True)
     def record_wait(self, ranks: Collection[int], description: str, waited: float) -> None:
-        """Show that this rank has waited for `ranks` for `waited` seconds, and still waits."""
+        """Show on this rank's page that it waits for `ranks`, since `waited` seconds."""
         now, lowest = concurrency.monotonic_ns(), sorted(ranks)[:_MAX_RANKS]
         text = description.encode(errors="replace")[:_TEXT_BYTES]
         padded = [*lowest, *[-1] * (_MAX_RANKS - len(lowest))]
@@ -122,7 +122,7 @@ class FlightRecorder:
 
     @concurrency.shared_step("page: clear wait", writes=True)
     def clear_wait(self) -> None:
-        """Show no wait."""
+        """Show no wait on this rank's page."""
         _WAIT.pack_into(self._own, _WAIT_FROM, 0, 0, 0, *[-1] * _MAX_RANKS, b"")
 
     @concurrency.shared_step("page: mark closing", writes=True)

@@ -117,7 +117,7 @@ class ThreadGroup:
     def allgather(
         self, index: int, rank: int, size: int, item: Any, left_ranks: _LeftRanks, timeout: float
     ) -> dict[int, Any]:
-        """Return the item that each rank gave to the exchange of that index.
+        """Wait for the item of each rank in the exchange of that index; return the items.
 
         Raises
         ------
@@ -265,7 +265,7 @@ class ThreadTransport(Transport):
         return [parts[rank] for rank in self.node]
 
     def _allgather(self, item: Any) -> dict[int, Any]:
-        """Return the item of each rank."""
+        """Wait for the item of each rank; return the items."""
         self._exchanges += 1
         index = self._exchanges
         return self._group.allgather(

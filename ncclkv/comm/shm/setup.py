@@ -195,7 +195,7 @@ def setup_node(transport: Transport, control: ObjectComm, roster: Roster) -> Sha
 
 
 def _try(method: SharingMethod, control: ObjectComm) -> tuple[Sequence[Segment], str]:
-    """Return the segments of this rank's node, and the first rank's problem, or an empty text."""
+    """Return the segments of this rank's node, and the text of a first problem; collective."""
     offer, segments, problem = None, [], ""
     try:
         offer = method.offer()
