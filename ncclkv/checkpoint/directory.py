@@ -1,7 +1,7 @@
 """Directory of checkpoints: names, order, removal and the lock.
 
 A generation is a directory ``step-000000120-save-000003``: the third save into this directory, of
-step 120.  Saves are numbered because a run may return to an earlier step.  A generation of an
+step 120.  Saves have indices because a run may return to an earlier step.  A generation of an
 optimizer alone, without values, ends in ``-states``.  A generation gets its name by a rename once
 all its bytes are on the disk, and loses its name before any file is removed.  So every directory
 with such a name is complete.

@@ -130,7 +130,7 @@ def basis_tensors(
     }
 
 
-def check_number(keys: Iterable[EncodedKey]) -> None:
+def check_residual_count(keys: Iterable[EncodedKey]) -> None:
     """Refuse to save more residuals than `MOST`.
 
     Raises

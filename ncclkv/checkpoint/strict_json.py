@@ -97,7 +97,7 @@ def check_size(blob: bytes, limit: int) -> None:
 
 
 def loads(blob: bytes, limit: int) -> Any:
-    """Parse JSON of at most `limit` bytes; refuse repeated names, and numbers that are not finite.
+    """Parse JSON of at most `limit` bytes; refuse repeated names, and scalars that are not finite.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def loads(blob: bytes, limit: int) -> Any:
         return json.loads(
             blob.decode("utf-8"),
             object_pairs_hook=_once,
-            parse_constant=_no_number,
+            parse_constant=_refuse_constant,
             parse_float=_finite,
             parse_int=_whole,
         )
@@ -131,7 +131,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _no_number(text: str) -> NoReturn:
+def _refuse_constant(text: str) -> NoReturn:
     """Refuse NaN and infinities, which JSON does not have."""
     raise DamagedCheckpoint(f"{text} is not a number of JSON")
 

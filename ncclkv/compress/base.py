@@ -1,6 +1,6 @@
 """`Codec`: the interface of compressed forms of gradients; `CountedCodec`: of few bits each.
 
-A code of few bits stands for a level.  What it does not send stays in the residual, a number for
+A code of few bits stands for a level.  What it does not send stays in the residual, a value for
 each gradient, which a sender adds to its next gradients.  Ranks exchange payloads of codes.  Their
 sum is made of integers, the counts, so that it has the same bits in any order.  Counts may travel
 on, packed: a sum is compressed in both directions, and loses nothing more.
@@ -33,7 +33,7 @@ class Codec(Protocol):
     ops : sequence of str
         The reductions over ranks whose gradients it encodes.
     most_senders : int
-        The largest number of senders whose codes it can sum.
+        The largest count of senders whose codes it can sum.
     """
 
     @property
@@ -93,7 +93,7 @@ class CountedCodec(Codec, Protocol):
         Returns
         -------
         int
-            The number of residuals that stay beyond the bound of the codec.  They grow from push to
+            The count of residuals that stay beyond the bound of the codec.  They grow from push to
             push if there are many: the gradients are larger than what a code can send.
         """
 
@@ -125,5 +125,5 @@ class CountedCodec(Codec, Protocol):
     def finish(self, counts: Array, senders: int, out: Array) -> None:
         """Set `out`, an ndarray of float32, to the sum of what the senders sent.
 
-        Each number is rounded once.
+        Each element is rounded once.
         """

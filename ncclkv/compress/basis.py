@@ -20,7 +20,7 @@ class Basis:
     Attributes
     ----------
     launches : int
-        Number of sums of the key, those that were not compressed included.
+        Count of the sums of the key, those that were not compressed included.
     q : ndarray of float32, shape (k, n), or None
         The sum of all Q of the last launch; None before a first one.
 

@@ -37,19 +37,19 @@ class Parameter(NamedTuple):
     alias: str = ""
 
 
-def number(words: str, allows: Callable[[float], bool]) -> Check:
-    """Return the check of a real number, which may be text: MXNet sends each parameter as text.
+def scalar(words: str, allows: Callable[[float], bool]) -> Check:
+    """Return the check of a real scalar, which may be text: MXNet sends each parameter as text.
 
     Parameters
     ----------
     words : str
-        The numbers that are allowed, for the error.
+        The scalars that are allowed, for the error.
     allows : callable
-        Called with the number as a float; NaN and infinity are numbers, too.
+        Called with the scalar as a float, which may be NaN or infinite.
 
     Examples
     --------
-    >>> check = number("a number above 0, such as 0.5", lambda value: value > 0)
+    >>> check = scalar("a number above 0, such as 0.5", lambda value: value > 0)
     >>> check("threshold", "2.5")
     2.5
     >>> check("threshold", 0)
@@ -69,7 +69,7 @@ def number(words: str, allows: Callable[[float], bool]) -> Check:
 
 
 def _float_of(given: Any) -> float | None:
-    """Return a number as a float; None for anything else, and for a bool."""
+    """Return a scalar as a float; None for anything else, and for a bool."""
     if isinstance(given, np.ndarray) and given.ndim == 0:
         given = given[()]
     if isinstance(given, bool) or not isinstance(given, (int, float, str, np.integer, np.floating)):
@@ -81,19 +81,19 @@ def _float_of(given: Any) -> float | None:
 
 
 def in_float32(value: float) -> float:
-    """Return a number rounded to float32; it may become infinite."""
+    """Return a scalar rounded to float32; it may become infinite."""
     with np.errstate(all="ignore"):
         return float(np.float32(value))
 
 
-finite = number(
+finite = scalar(
     "a finite number of float32, such as 0.5", lambda value: math.isfinite(in_float32(value))
 )
-above_0 = number(
+above_0 = scalar(
     "a finite number above 0 in float32, such as 0.5",
     lambda value: 0 < in_float32(value) < math.inf,
 )
-share = number("a number above 0 and at most 1, such as 0.01", lambda value: 0 < value <= 1)
+share = scalar("a number above 0 and at most 1, such as 0.01", lambda value: 0 < value <= 1)
 flag: Check = check_flag
 count: Check = check_count
 at_least_1: Check = functools.partial(check_count, minimum=1)

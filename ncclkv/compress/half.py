@@ -64,7 +64,7 @@ class Half:
         """Round gradients, with the residual if there is one, to the payload.
 
         A residual becomes what the rounding has lost, and 0 where infinity or NaN is sent.  So a
-        number that is not finite is sent once.
+        value that is not finite is sent once.
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class Half:
             _narrow(tile, None if residual is None else residual[part], words[part])
 
     def decode(self, payload: Array, out: Array) -> None:
-        """Set `out`, an ndarray of float32 or float64, to the numbers of a payload or of a sum."""
+        """Set `out`, an ndarray of float32 or float64, to the elements of a payload or of a sum."""
         words = _words(payload)
         if out.dtype == np.float32:
             widen(words, out)

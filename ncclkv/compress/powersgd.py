@@ -27,11 +27,11 @@ class PowerSGD:
     Parameters
     ----------
     matrix_approximation_rank : int
-        Number of columns of the two matrices.
+        Count of columns of the two matrices.
     start_powerSGD_iter : int
-        Number of the first sums of a key that are not compressed.
+        Count of the first sums of a key that are not compressed.
     min_compression_rate : float
-        A key is compressed only if it then has fewer numbers by more than this factor.
+        A key is compressed only if it then has fewer elements by more than this factor.
     use_error_feedback : bool
         Keep what is not sent in a residual, and add it to the next gradients.
     warm_start : bool
@@ -84,7 +84,7 @@ class PowerSGD:
         return f"{type(self).__name__}({self.parameters})"
 
     def pays(self, shape: Sequence[int], senders: int) -> bool:
-        """Return whether P and Q have fewer numbers than the key by `min_compression_rate`."""
+        """Return whether P and Q have fewer elements than the key by `min_compression_rate`."""
         rows, columns = matrix_shape(shape)
         rate = self.parameters["min_compression_rate"]
         return bool(rows * columns > rate * self.rank * (rows + columns))
@@ -109,7 +109,7 @@ class PowerSGD:
         key : int or str
         shape : sequence of int
         launch : int
-            Number of the sum of the key, for another Q at each sum without `warm_start`.
+            Index of the sum of the key, for another Q at each sum without `warm_start`.
         """
         seeds = (self.parameters["random_seed"], zlib.crc32(str(key).encode("utf-8", "replace")))
         rng = np.random.default_rng((*seeds, launch) if launch else seeds)
@@ -160,14 +160,14 @@ class PowerSGD:
             Becomes this sender's matrix less its share of the sum.
         senders : int
         average : bool
-            Divide the sum by the number of senders.
+            Divide the sum by the count of senders.
         """
         multiply(p, q, matrix, residual, senders, average)
 
     def renew(self, q: Array, key: int | str, shape: Sequence[int], launch: int) -> None:
         """Replace rows of the sum of all Q from which no later gradient could be sent.
 
-        Such a row is 0, as after gradients of 0, or has a number that is not finite.  The sum is
+        Such a row is 0, as after gradients of 0, or has an element that is not finite.  The sum is
         the same on all ranks, and so is the new row, which is that of `basis`.
         """
         lost = ~(np.isfinite(q).all(axis=1) & q.any(axis=1))

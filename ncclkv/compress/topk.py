@@ -55,7 +55,7 @@ class TopK:
         return f"{type(self).__name__}({self.parameters})"
 
     def kept(self, count: int) -> int:
-        """Return the number of gradients that are sent, of `count` ones of a key.
+        """Return the count of gradients that are sent, of `count` ones of a key.
 
         Examples
         --------
@@ -65,7 +65,7 @@ class TopK:
         return min(count, max(1, round(self.ratio * count)))
 
     def pays(self, shape: Sequence[int], senders: int) -> bool:
-        """Return whether all payloads have fewer numbers than the key.
+        """Return whether all payloads have fewer 32-bit words than the key.
 
         Examples
         --------
@@ -99,7 +99,7 @@ class TopK:
         residual : ndarray of float32, shape (n,)
             Shares no memory with the gradients; what is sent becomes 0.
         payload : ndarray of uint8, shape (nbytes(n),)
-            Receives the indices, of int32 and ascending, and then the numbers, of float32.
+            Receives the indices, of int32 and ascending, and then the elements, of float32.
         """
         take_largest(gradients, residual, payload)
 

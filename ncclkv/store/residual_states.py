@@ -21,7 +21,7 @@ from ncclkv.checkpoint.residuals import (
     EncodedKey,
     SavedBasis,
     basis_name,
-    check_number,
+    check_residual_count,
     parse_name,
     residual_name,
 )
@@ -73,7 +73,7 @@ class ResidualStates(Component):
             if codec is not None and here:
                 senders = here if reductions.each_array_sends else self._comm.size
                 keys.append(EncodedKey(spec.index, *codec, senders))
-        check_number(keys)
+        check_residual_count(keys)
         each = ARRAYS if reductions.each_array_sends else RANKS
         return CompressionManifest(each, (*keys,), (*bases,)) if keys or bases else None
 

@@ -13,7 +13,7 @@ import numpy as np
 from ncclkv.table.registry import DENSE, Key, KeySpec
 
 ALIGNMENT = 256
-"""Bytes between the first elements of two keys are a multiple of this number."""
+"""Bytes between the first elements of two keys are a multiple of this value."""
 
 Range = tuple[int, int]
 
@@ -41,7 +41,7 @@ class Bucket:
     Attributes
     ----------
     index : int
-        Its number in the store, from 0.
+        Its index in the store, from 0.
     dtype : numpy.dtype
     op : str
         The op of all its keys.
@@ -50,7 +50,7 @@ class Bucket:
     entries : tuple of Entry
         In registry order, which is also the order in the array.
     multiple : int
-        The length is a multiple of this number of elements.
+        The length is a multiple of so many elements.
     """
 
     index: int
@@ -76,22 +76,27 @@ class Bucket:
         return self.count * self.dtype.itemsize
 
     @cached_property
-    def numbers(self) -> dict[Key, int]:
+    def entry_indices(self) -> dict[Key, int]:
         """Index of each key's entry."""
-        return {entry.key: number for number, entry in enumerate(self.entries)}
+        return {entry.key: index for index, entry in enumerate(self.entries)}
+
+    @property
+    def numbers(self) -> dict[Key, int]:
+        """Index of each key's entry: another name of `entry_indices`."""
+        return self.entry_indices
 
     def runs(self, keys: Iterable[Key]) -> list[Range]:
         """Return the longest ranges that hold `keys` and no other key."""
         runs: list[Range] = []
         before = None
-        for number in sorted(map(self.numbers.__getitem__, keys)):
-            entry = self.entries[number]
-            if before is not None and number == before + 1:
+        for index in sorted(map(self.entry_indices.__getitem__, keys)):
+            entry = self.entries[index]
+            if before is not None and index == before + 1:
                 # The padding between two keys is reduced with them: it is zero on all ranks.
                 runs[-1] = (runs[-1][0], entry.hi)
             else:
                 runs.append((entry.lo, entry.hi))
-            before = number
+            before = index
         return [(lo, hi) for lo, hi in runs if lo < hi]
 
 
@@ -110,7 +115,7 @@ def make_buckets(
     first : int
         The index of the first new bucket.
     multiple : int
-        The length of each bucket is a multiple of this number of elements.
+        The length of each bucket is a multiple of so many elements.
     """
     buckets: list[list[Entry]] = []
     open_buckets: dict[tuple[np.dtype[Any], str, str], list[Entry]] = {}
@@ -126,8 +131,8 @@ def make_buckets(
             open_buckets[kind] = [Entry(spec, 0)]
             buckets.append(open_buckets[kind])
     return [
-        Bucket(number, *_kind(entries[0].spec), tuple(entries), multiple)
-        for number, entries in enumerate(buckets, first)
+        Bucket(index, *_kind(entries[0].spec), tuple(entries), multiple)
+        for index, entries in enumerate(buckets, first)
     ]
 
 

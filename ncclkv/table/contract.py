@@ -1,6 +1,6 @@
 """Codes of calls, by which ranks check that all of them make the same calls in the same order.
 
-A call is two numbers: the code of its verb, and the sum of the codes of its keys.  The sum ignores
+A call is two integers: the code of its verb, and the sum of the codes of its keys.  The sum ignores
 the order of a list.  All calls so far make one digest (`ncclkv.comm.diagnosis.call_ring`).
 Different histories of calls have equal digests about once in 10^18 comparisons.
 
@@ -18,7 +18,7 @@ from hashlib import blake2b
 from ncclkv.table.registry import Key
 
 MASK = 2**63 - 1
-"""Mask of every code: the non-negative numbers of a signed 64-bit word."""
+"""Mask of every code: the non-negative values of a signed 64-bit word."""
 
 VERBS = (
     "init",
@@ -66,7 +66,7 @@ def call_code(verb: str, priority: int = 0) -> int:
 
 
 def mixed(value: int) -> int:
-    """Return a pseudorandom number, the same for the same `value`.
+    """Return a pseudorandom integer, the same for the same `value`.
 
     By Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
     """

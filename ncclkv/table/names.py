@@ -18,7 +18,7 @@ def listed(keys: Sequence[Any], length: int | None = None) -> str:
     keys : sequence of keys
         All keys, or the first of them.
     length : int, optional
-        The number of all keys.
+        The count of all keys.
 
     Examples
     --------

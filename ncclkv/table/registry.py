@@ -46,7 +46,7 @@ class KeySpec:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Count of elements."""
         return math.prod(self.shape)
 
     @property
@@ -132,6 +132,6 @@ class Registry:
     def update_order(self, keys: Iterable[Key]) -> list[Key]:
         """Return `keys` in the order of updates: ints ascending, strings as initialised.
 
-        The order is MXNet's, which numbers strings as they are initialised and sorts by number.
+        The order is MXNet's, which gives strings indices as initialised, and sorts by these.
         """
         return sorted(keys, key=lambda key: key if isinstance(key, int) else self[key].index)

@@ -2,7 +2,7 @@
 
 There are two forms.  *To all*: each rank reads the codes of its elements from all ranks, and
 decodes their sum.  *Two steps*, if every rank receives all elements: each rank reads the codes of
-its share, and adds them as integers; then all ranks read these packed counts.  No form loses more
+its slice, and adds them as integers; then all ranks read these packed counts.  No form loses more
 than the encoding does, and both give the same bits.
 
 The form that sends fewer bytes is taken: to all for a few ranks, and for ranks of a node that share
@@ -49,9 +49,9 @@ class CodedSum:
     form : Form
         Which codes and counts the ranks read.
     divides : bool
-        Whether the result is the sum divided by the number of senders.
+        Whether the result is the sum divided by the count of senders.
     packed : ndarray of uint8
-        Memory for the packed counts of this rank's share, if the form takes two steps.
+        Memory for the packed counts of this rank's slice, if the form takes two steps.
     coding : Coding
         The arithmetic in the memory of the arrays.
     """
@@ -189,7 +189,7 @@ def decoded(count: int, unit: int, to: To, size: int, nodes: Nodes | None) -> De
     ----------
     count : int
     unit : int
-        Slices of a node begin at multiples of this number.
+        Slices of a node begin at multiples of so many elements.
     to, size, nodes
         As of `form_of`.
 

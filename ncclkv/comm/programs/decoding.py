@@ -39,13 +39,13 @@ class Decoding:
     ----------
     codec : CountedCodec
     senders : int
-        The number of payloads that are summed.
+        The count of payloads that are summed.
     padding : Padding
         The elements that are not encoded: their sum is 0.
     receive : ndarray of float32, shape (n,)
         Receives the elements of the sum that this rank decodes.
     divisor : int or None
-        The number that the sum is divided by.
+        The count that the sum is divided by.
     coding : Coding
         The arithmetic in the memory of the arrays.
     """
@@ -109,8 +109,8 @@ class Decoding:
 def counts_save(codec: CountedCodec, senders: int) -> bool:
     """Return whether sums of so many senders take fewer bytes in two steps.
 
-    Else each sends its codes to all others.  In two steps it sends its codes once, and a share of
-    the counts to all.
+    Else each sends its codes to all others.  In two steps it sends its codes once, and the counts
+    of its slice to all.
     """
     bits = codec.nbytes(codec.unit) * 8 // codec.unit
     return bits * senders > bits + codec.width(senders)

@@ -82,13 +82,13 @@ class LowRankSum:
     receive : ndarray of float32, shape (n,)
         Receives the elements of the sums that this rank updates.
     size : int
-        The number of ranks.
+        The count of ranks.
     senders : frozenset of int
         The ranks that send.
     decoded : Decoded
         The elements that each rank updates.
     divides : bool
-        Whether the result is the sum divided by the number of senders.
+        Whether the result is the sum divided by the count of senders.
     """
 
     codec: PowerSGD

@@ -46,7 +46,7 @@ class NodeSum:
         As of `CodedSum`.
     form : NodeForm
     divides : bool
-        Whether the result is the sum divided by the number of ranks that send.
+        Whether the result is the sum divided by the count of ranks that send.
     packed : ndarray of uint8
         Memory for the packed counts of this rank's slice, if the form packs them.
     """
@@ -110,7 +110,7 @@ class NodeForm:
     codec : CountedCodec
     nodes : sequence of sequence of int
         The ranks of each node.
-    cuts : sequence of (int, int)
+    node_slices : sequence of (int, int)
         The slice of each index that has one; each begins at a whole word.
     senders : frozenset of int
         The ranks whose arrays are in the sum.
@@ -124,7 +124,7 @@ class NodeForm:
 
     codec: CountedCodec
     nodes: Nodes
-    cuts: Sequence[Range]
+    node_slices: Sequence[Range]
     senders: frozenset[int]
     decoded: Sequence[Range]
     two_steps: bool
@@ -138,8 +138,9 @@ class NodeForm:
     @cached_property
     def sending(self) -> frozenset[int]:
         """The nodes that have a sender."""
-        numbers = range(len(self.nodes))
-        return frozenset(each for each in numbers if not self.senders.isdisjoint(self.nodes[each]))
+        return frozenset(
+            node for node, ranks in enumerate(self.nodes) if not self.senders.isdisjoint(ranks)
+        )
 
     @cached_property
     def _places(self) -> dict[int, tuple[int, int]]:
@@ -149,11 +150,11 @@ class NodeForm:
     def slice_of(self, rank: int) -> Range:
         """Return the elements that a rank encodes."""
         index = self._places[rank][1]
-        return self.cuts[index] if index < len(self.cuts) else (0, 0)
+        return self.node_slices[index] if index < len(self.node_slices) else (0, 0)
 
     def counted(self, rank: int) -> Iterator[tuple[Range, Sequence[int]]]:
         """Yield ranges of the elements that a rank counts, and the ranks that have their codes."""
-        for index, bounds in enumerate(self.cuts):
+        for index, bounds in enumerate(self.node_slices):
             lo, hi = _common(bounds, self.decoded[rank])
             if lo < hi:
                 yield (lo, hi), [ranks[index] for ranks in self.nodes]
@@ -209,7 +210,7 @@ class NodeForm:
 
 def node_form(
     codec: CountedCodec,
-    cuts: Sequence[Range],
+    node_slices: Sequence[Range],
     senders: frozenset[int],
     to: To,
     nodes: Nodes,
@@ -221,7 +222,7 @@ def node_form(
     Parameters
     ----------
     codec : CountedCodec
-    cuts : sequence of (int, int)
+    node_slices : sequence of (int, int)
         As of `NodeForm`; the last one ends at the last element.
     senders : frozenset of int
     to : To
@@ -229,23 +230,23 @@ def node_form(
     shared : bool
         Whether the ranks of a node share the result.
     """
-    place, count = places(nodes), cuts[-1][1]
+    place, count = places(nodes), node_slices[-1][1]
     ranks, parts = sorted(place), len(nodes)
     direct = to.divided or to.root is not None
-    longest = max(hi - lo for lo, hi in cuts)
+    longest = max(hi - lo for lo, hi in node_slices)
     two_steps = not direct and counts_save(codec, parts) and codec.nbytes(longest) > SHORT_BYTES
     decoded = []
     for rank in ranks:
-        number, index = place[rank]
+        node, index = place[rank]
         found = (0, 0)
         if direct:
             found = to.part(rank, count) if to.receives(rank) else found
-        elif index < len(cuts):
-            lo, hi = found = cuts[index]
+        elif index < len(node_slices):
+            lo, hi = found = node_slices[index]
             if two_steps:
-                found = slices(hi - lo, parts, codec.unit, lo)[number]
+                found = slices(hi - lo, parts, codec.unit, lo)[node]
         decoded.append(found)
-    return NodeForm(codec, nodes, cuts, senders, decoded, two_steps, shared or direct)
+    return NodeForm(codec, nodes, node_slices, senders, decoded, two_steps, shared or direct)
 
 
 def places(nodes: Nodes) -> dict[int, tuple[int, int]]:
@@ -257,9 +258,7 @@ def places(nodes: Nodes) -> dict[int, tuple[int, int]]:
     {0: (0, 0), 2: (0, 1), 1: (1, 0)}
     """
     return {
-        rank: (number, index)
-        for number, ranks in enumerate(nodes)
-        for index, rank in enumerate(ranks)
+        rank: (node, index) for node, ranks in enumerate(nodes) for index, rank in enumerate(ranks)
     }
 
 

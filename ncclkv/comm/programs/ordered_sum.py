@@ -1,7 +1,7 @@
 """`OrderedSum`: a sum of arrays within a program, in the order of the ranks that send.
 
 All ranks receive the sum, with the same bits on any layout.  A long array is summed in two steps:
-each rank adds its share of the elements, and then all ranks read these shares.
+each rank adds its slice, and then all ranks read these slices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHORT_BYTES = 16 * 1024
 """Up to this length a second step costs more than longer messages."""
 
 UNIT = 16
-"""Shares begin at multiples of this number of elements."""
+"""Slices begin at multiples of so many elements."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class OrderedSum:
         The elements of the array.
     itemsize : int
     size : int
-        The number of ranks.
+        The count of ranks.
     senders : frozenset of int
         The ranks whose arrays are in the sum.
     """
@@ -48,14 +48,14 @@ class OrderedSum:
         the program has ended: then it may be written again.
         """
         own = array.copy() if self._is_short else array
-        shares = self._shares
+        owned = self._slices
         parts = yield from wire.read(own, self._sent)
-        mine = array[slice(*shares[wire.rank])]
+        mine = array[slice(*owned[wire.rank])]
         if mine.size:
             wire.fold([part for part in parts if part is not None], mine, "sum")
         if not self._is_short:
-            # A share replaces what its owner has read, and what no other rank reads.
-            yield from wire.read(mine, self._summed, [array[lo:hi] for lo, hi in shares])
+            # A slice replaces what its owner has read, and what no other rank reads.
+            yield from wire.read(mine, self._summed, [array[lo:hi] for lo, hi in owned])
 
     @property
     def _is_short(self) -> bool:
@@ -63,7 +63,7 @@ class OrderedSum:
         return self.count * self.itemsize <= SHORT_BYTES
 
     @property
-    def _shares(self) -> Sequence[Range]:
+    def _slices(self) -> Sequence[Range]:
         """Return the elements that each rank adds."""
         if self._is_short:
             return [(0, self.count)] * self.size
@@ -71,11 +71,11 @@ class OrderedSum:
 
     def _sent(self, reader: int, owner: int) -> Range | None:
         """Return the elements of an owner's array that a reader adds."""
-        return self._shares[reader] if owner in self.senders else None
+        return self._slices[reader] if owner in self.senders else None
 
     def _summed(self, reader: int, owner: int) -> Range | None:
-        """Return the elements of an owner's share that a reader reads: all of them."""
-        lo, hi = self._shares[owner]
+        """Return the elements of an owner's slice that a reader reads: all of them."""
+        lo, hi = self._slices[owner]
         return 0, hi - lo
 
     def sent(self, rank: int) -> int:

@@ -42,7 +42,7 @@ class TopSum:
         The ranks that send.
     decoded : Decoded
     divides : bool
-        Whether the result is the sum divided by the number of senders.
+        Whether the result is the sum divided by the count of senders.
     kernels : Kernels
         The arithmetic in the memory of the arrays.
     """

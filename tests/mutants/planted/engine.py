@@ -308,7 +308,7 @@ MUTANTS = (
     Mutant(
         name="runs-over-keys-not-pushed",
         file=BUCKET,
-        old="            if before is not None and number == before + 1:\n",
+        old="            if before is not None and index == before + 1:\n",
         new="            if before is not None:\n",
         why="keys that were not pushed change",
         tests=(THREADS,),

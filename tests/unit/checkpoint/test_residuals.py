@@ -27,7 +27,7 @@ from ncclkv.checkpoint.residuals import (
     CompressionManifest,
     EncodedKey,
     SavedBasis,
-    check_number,
+    check_residual_count,
     parse_name,
     residual_name,
 )
@@ -262,9 +262,9 @@ def test_a_claim_of_many_residuals_takes_little_memory(path: Path) -> None:
 
 def test_more_residuals_than_the_limit_are_not_saved() -> None:
     keys = [EncodedKey(index, "2bit", "rank", MOST // 2) for index in range(3)]
-    check_number(keys[:2])
+    check_residual_count(keys[:2])
     with pytest.raises(CheckpointError, match=r"1,572,864 residuals.*compress fewer keys"):
-        check_number(keys)
+        check_residual_count(keys)
 
 
 def test_a_file_that_changes_before_it_is_read_again_is_refused(path: Path) -> None:
