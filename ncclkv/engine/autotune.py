@@ -15,11 +15,11 @@ from ncclkv.engine.placement import Placement
 from ncclkv.table.cost import AUTO, DEFAULT_BUCKET_BYTES, CostModel, Sizing, fit
 
 _GROWTH = 4
-_SIZES = tuple(64 * 1024 * _GROWTH**number for number in range(6))
+_SIZES = tuple(64 * 1024 * _GROWTH**power for power in range(6))
 _LEAST_SIZES = 2
 
 _ROUNDS = 5
-"""Number of collectives timed at each size, after a warm-up collective."""
+"""Count of collectives timed at each size, after a warm-up collective."""
 
 _SECONDS = 1.0
 """Time limit of all timed collectives; the first collective of a communicator may exceed it."""
@@ -55,7 +55,7 @@ def measured(comm: Communicator, placement: Placement) -> CostModel | None:
             expected = _GROWTH * points[-1][1] * (_ROUNDS + 1)
             if spent + expected > _SECONDS:
                 break
-        # All ranks use the slowest rank's time: they must time the same number of collectives.
+        # All ranks use the slowest rank's time: they must time the same count of collectives.
         own = median([trial.seconds(nbytes) for _ in range(_ROUNDS + 1)][1:])
         slowest = max(comm.control.allgather(own, f"measuring {nbytes} bytes"))
         points.append((nbytes, slowest))

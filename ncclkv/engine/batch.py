@@ -209,11 +209,13 @@ def plan_pull(reads: Sequence[tuple[Key, Array]], layout: Layout) -> tuple[Pull,
         by_bucket.setdefault(-1 if state is None else state.bucket.index, []).append(index)
     parts = tuple(
         BucketPull(
-            states.get(number), tuple(sources[index][1] for index in indices), as_range(indices)
+            states.get(bucket_index),
+            tuple(sources[index][1] for index in indices),
+            as_range(indices),
         )
-        for number, indices in sorted(by_bucket.items())
+        for bucket_index, indices in sorted(by_bucket.items())
     )
-    flushed = tuple(states[number] for number in sorted(states))
+    flushed = tuple(states[bucket_index] for bucket_index in sorted(states))
     lent = {
         (source, found[0])
         for (source, _), found in zip(sources, layout.buckets_of_all(outs), strict=True)

@@ -12,7 +12,7 @@ from ncclkv.arrays.memory import FEW, address, addresses
 from ncclkv.engine.storage import Array, StoredBucket
 
 _FEW = 64
-"""Number of ranges up to which insertion into a sorted list is faster than sorting it."""
+"""Count of ranges up to which insertion into a sorted list is faster than sorting it."""
 
 
 class BucketMemory:

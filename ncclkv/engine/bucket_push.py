@@ -29,7 +29,7 @@ class BucketPush(StoredPush):
     in_place : set of keys
         Keys whose array is their own gradient, so that nothing is copied.
     count : int
-        Number of arrays of the push.
+        Count of the arrays of the push.
 
     Attributes
     ----------

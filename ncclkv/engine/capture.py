@@ -87,7 +87,7 @@ class Recorder:
         self.graph = graph
 
     def check(self, rule: Rule, codecs: Sequence[CodecRule]) -> None:
-        """Refuse a replay under other rules, or with a number that is not finite."""
+        """Refuse a replay under other rules, or with a hyperparameter that is not finite."""
         if rule is not self._rule:
             raise UsageError(
                 f"replay: the store's updater is {rule.name} and was {self._rule.name}, another, "

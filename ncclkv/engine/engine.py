@@ -125,7 +125,7 @@ class Engine:
 
     @property
     def skipped(self) -> int:
-        """Number of flushes skipped because of NaN or infinity."""
+        """Count of flushes skipped because of NaN or infinity."""
         return self._nonfinite.skipped
 
     # Flush policy
@@ -392,14 +392,14 @@ class Engine:
         Parameters
         ----------
         priorities : mapping of int to int
-            Priorities of the buckets, by their numbers.
+            Priorities of the buckets, by their indices.
         keys : collection of keys
             The keys packed.
         step : Any
             The optimizer's step of these pushes.
         """
-        for number in plan.launch_order(priorities):
-            self.launch_packed(self.layout.numbered(number), step)
+        for index in plan.launch_order(priorities):
+            self.launch_packed(self.layout.bucket_at(index), step)
         if self.updates.rule.by_key:
             self.policy.update_by_key(keys)
 

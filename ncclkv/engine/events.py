@@ -2,7 +2,7 @@
 
 While nobody listens, a verb and a launch each look into an empty dict.  Only while an instrument
 listens are works wrapped in an `ObservedWork`, which times the wait.  Collectives are counted
-always, so an event has the same number on all ranks.  A captured step emits its launches once, at
+always, so an event has the same index on all ranks.  A captured step emits its launches once, at
 the capture.  A wait of a GPU's stream emits no completion.
 
 The one loop of host waits (`ncclkv.comm.messages.progress`) reports waits of at least 10 us, with
@@ -38,7 +38,7 @@ class Events:
     listeners : dict of list of Instrument
         The instruments of each event, without events that no instrument observes.
     sequence : int
-        Number of the last collective, counted also while no instrument listens.
+        Index of the last collective, counted also while no instrument listens.
     """
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ class FlushPolicy:
     allows_missing : bool
         Whether ranks may push different keys, or push at different times.
     launches_full : bool
-        Whether a push that fills a bucket launches it at once, whatever its numbers are.
+        Whether a push that fills a bucket launches it at once, whatever its gradients hold.
     """
 
     flushes_everything = True

@@ -5,7 +5,7 @@ hosts check gradients for NaN.  Each rank sends a `Contribution`.  From the cont
 derives the same keys to reduce.  A rank fills in the keys that it has not pushed.
 
 A push launches nothing, and a flush reduces all pushed keys, or all ranks skip the flush.  A
-missing key counts as zeros, or for max, min and prod as the number that changes nothing.  If the
+missing key counts as zeros, or for max, min and prod as the value that changes nothing.  If the
 user has a view of that gradient, it is copied before, and restored after the flush.
 
 A rank that arrives at the end of an uneven block with waiting pushes contributes them to one flush.
@@ -52,7 +52,7 @@ class Contribution(NamedTuple):
     nonfinite : frozenset of int
         Registry indices of pushed keys whose gradients hold NaN or infinity.
     buckets : tuple of int
-        Numbers of the buckets that the rank will read after the flush.
+        Indices of the buckets that the rank will read after the flush.
     hyperparameters : Any
         The optimizer's hyperparameters on the rank; None if all ranks push the same keys.
     part : Part
@@ -114,7 +114,7 @@ class AgreedFlush(FlushPolicy):
         Returns
         -------
         int
-            The number of ranks that are not drained.
+            The count of ranks that are not drained.
 
         Raises
         ------
@@ -140,8 +140,8 @@ class AgreedFlush(FlushPolicy):
             senders, self._step(all_ranks, senders, adopts=part != Part.PUSHES and active > 0)
         )
         # Also before no read here: a rank that leaves an uneven block reads meanwhile.
-        numbers = sorted({number for each in all_ranks for number in each.buckets})
-        states = [self._layout.numbered(number) for number in numbers]
+        indices = sorted({index for each in all_ranks for index in each.buckets})
+        states = [self._layout.bucket_at(index) for index in indices]
         self._reducer.publish(states)
         self._reducer.complete(states)
         return active
@@ -163,12 +163,12 @@ class AgreedFlush(FlushPolicy):
         first = min(
             range(len(all_ranks)), key=lambda rank: (all_ranks[rank].part, rank != leader, rank)
         )
-        numbers = all_ranks[first].hyperparameters
+        hyperparameters = all_ranks[first].hyperparameters
         if adopts:
-            rule.adopt(numbers)
+            rule.adopt(hyperparameters)
         slots = (self._layout[key] for key in keys)
         return rule.step_from(
-            numbers, ((slot.state.bucket, {slot.entry.key}, set()) for slot in slots)
+            hyperparameters, ((slot.state.bucket, {slot.entry.key}, set()) for slot in slots)
         )
 
     def _reduce(self, senders: Mapping[Key, Senders], step: Any) -> None:
@@ -178,7 +178,7 @@ class AgreedFlush(FlushPolicy):
             if self.allows_missing:
                 state.set_step(step)
             groups: dict[Senders, set[Key]] = {}
-            for key in sorted(state.waiting, key=state.bucket.numbers.__getitem__):
+            for key in sorted(state.waiting, key=state.bucket.entry_indices.__getitem__):
                 groups.setdefault(senders[key], set()).add(key)
             for ranks, keys in groups.items():
                 some = ranks if len(ranks) < self._comm.size else None
@@ -208,7 +208,7 @@ class AgreedFlush(FlushPolicy):
 
     def _nonfinite_keys(self, state: StoredBucket) -> list[Key]:
         """Return the pushed keys of a bucket whose gradients hold NaN or infinity."""
-        # A neutral element of max or min is infinite, and no number of the program's.
+        # A neutral element of max or min is infinite, and no value of the program's.
         if not any(self._find_nonfinite(state.own_arrays())):
             return []
         own = state.own
@@ -229,7 +229,7 @@ class AgreedFlush(FlushPolicy):
         """Return the ranks whose gradients are in the sum of each key that any rank has pushed.
 
         A rank that leaves may have pushed fewer keys than the ranks that went on.  Where their
-        number has no effect, these are all ranks that take part, so that a bucket needs one launch.
+        count has no effect, these are all ranks that take part, so that a bucket needs one launch.
         """
         pushed = frozenset().union(*(each.pushed for each in all_ranks))
         specs = [spec for spec in self._layout.registry if spec.index in pushed]

@@ -60,7 +60,7 @@ class FusedRule(Rule):
     Parameters
     ----------
     optimizer : Optimizer
-        Each push reads its numbers, so a changed attribute takes effect at the next push.
+        Each push reads its hyperparameters, so a changed attribute takes effect at the next push.
     kernels : Kernels
         The kernels of the device that holds the buckets.
 
@@ -82,10 +82,10 @@ class FusedRule(Rule):
         self.counts = UpdateCounts()
         self._kernels = kernels
         self._parts: dict[int, _Part] = {}
-        # Numbers of the buckets whose states are those of the rule that this rule continues.
+        # Indices of the buckets whose states are those of the rule that this rule continues.
         self._inherited: frozenset[int] = frozenset()
         self._rows = self._new_rows()
-        # The largest number of updates of a key; None if there was no schedule to count for.
+        # The largest count of updates of a key; None if there was no schedule to count for.
         self._num_update: int | None = None
         self.steps = Steps(optimizer)
         self._other: Steps | None = None
@@ -135,27 +135,27 @@ class FusedRule(Rule):
     # Hyperparameters
 
     def step(self, pushes: Iterable[Pushed] = ()) -> Optimizer:
-        """Return the step of a push: a snapshot of the optimizer's numbers.
+        """Return the step of a push: a snapshot of the optimizer's hyperparameters.
 
-        A schedule's learning rate is that of the largest number of updates of a key, these
+        A schedule's learning rate is that of the largest count of updates of a key, these
         included.  All keys of a push have one rate.
 
         Raises
         ------
         UsageError
-            When a factor, or the learning rate of the schedule, is not a finite number.
+            When a factor, or the learning rate of the schedule, is not finite.
         """
         if self.source.lr_scheduler is None:
-            # Apart from `_number_of`: every push takes this step, and each call costs it time.
+            # Apart from `_largest_count`: every push takes this step, and each call costs it time.
             self._num_update = None
             return self.steps.at(0)
-        number = self._number_of(pushes)
-        step = self.steps.at(self._scheduled(number))
-        self._record(number)
+        count = self._largest_count(pushes)
+        step = self.steps.at(self._scheduled(count))
+        self._record(count)
         return step
 
-    def _number_of(self, pushes: Iterable[Pushed]) -> int:
-        """Return the largest number of updates of a key after these; 0 without a schedule."""
+    def _largest_count(self, pushes: Iterable[Pushed]) -> int:
+        """Return the largest count of updates of a key after these; 0 without a schedule."""
         if self.source.lr_scheduler is None:
             self._num_update = None
             return 0
@@ -164,34 +164,34 @@ class FusedRule(Rule):
             return before
         return max(before, *(self.counts.next(*pushed) for pushed in pushes), 0)
 
-    def _scheduled(self, number: int) -> int:
+    def _scheduled(self, count: int) -> int:
         """Return the argument of the schedule, which counts from 1."""
-        return self.source.begin_num_update + max(1, number)
+        return self.source.begin_num_update + max(1, count)
 
-    def _record(self, number: int) -> None:
-        """Record the largest number of updates of a key, if there is a schedule."""
+    def _record(self, count: int) -> None:
+        """Record the largest count of updates of a key, if there is a schedule."""
         if self.source.lr_scheduler is not None:
-            self._num_update = number
-            self.source.count_updates(self.source.begin_num_update + number)
+            self._num_update = count
+            self.source.count_updates(self.source.begin_num_update + count)
 
     def hyperparameters(self) -> dict[str, Any]:
         self.step()
         return self.steps.config
 
-    def step_from(self, numbers: Mapping[str, Any], pushes: Iterable[Pushed]) -> Optimizer:
-        number = self._number_of(pushes)
-        step = self.steps.at(self._scheduled(number))
-        if numbers != self.steps.config:
-            if self._other is None or self._other.config != numbers:
+    def step_from(self, hyperparameters: Mapping[str, Any], pushes: Iterable[Pushed]) -> Optimizer:
+        count = self._largest_count(pushes)
+        step = self.steps.at(self._scheduled(count))
+        if hyperparameters != self.steps.config:
+            if self._other is None or self._other.config != hyperparameters:
                 other = copied(self.source)
-                set_config(other, numbers)
+                set_config(other, hyperparameters)
                 self._other = Steps(other)
-            step = self._other.at(self._scheduled(number))
-        self._record(number)
+            step = self._other.at(self._scheduled(count))
+        self._record(count)
         return step
 
-    def adopt(self, numbers: Mapping[str, Any]) -> None:
-        set_config(self.source, numbers)
+    def adopt(self, hyperparameters: Mapping[str, Any]) -> None:
+        set_config(self.source, hyperparameters)
 
     # States
 

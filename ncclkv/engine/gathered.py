@@ -17,7 +17,7 @@ from ncclkv.engine.reduction import Span
 
 MIN_SPANS = 8
 MAX_SPAN_BYTES = 16 * 1024
-"""Least number of ranges that are gathered, and length of the longest of them."""
+"""Least count of ranges that are gathered, and length of the longest of them."""
 
 Target = tuple[Buffer, "Apply | None"]
 
@@ -54,12 +54,12 @@ class Gathered:
         self.whole.bucket, self.whole.ranges = first.bucket, [(each.lo, each.hi) for each in spans]
 
     def _place(self, element: int) -> int:
-        """Return the number of gathered elements before an element of the bucket."""
-        number = bisect_right(self.spans, element, key=lambda span: span.lo) - 1
-        if number < 0:
+        """Return the count of gathered elements before an element of the bucket."""
+        index = bisect_right(self.spans, element, key=lambda span: span.lo) - 1
+        if index < 0:
             return 0
-        span = self.spans[number]
-        return self._starts[number] + min(element, span.hi) - span.lo
+        span = self.spans[index]
+        return self._starts[index] + min(element, span.hi) - span.lo
 
     def fill(self) -> None:
         """Copy the gradients of the ranges into the array."""
@@ -80,10 +80,10 @@ class Gathered:
 
         def apply(lo: int, hi: int) -> None:
             """Copy sums to the ranges that they belong to, and make the updates of these."""
-            for number in range(bisect_right(starts, lo) - 1, bisect_left(starts, hi)):
-                begin, part = starts[number], parts[number]
+            for index in range(bisect_right(starts, lo) - 1, bisect_left(starts, hi)):
+                begin, part = starts[index], parts[index]
                 low, high = max(lo - begin, 0), min(hi - begin, part.size)
-                receive, update = targets[number]
+                receive, update = targets[index]
                 receive[low:high] = part[low:high]
                 if update is not None:
                     update(low, high)

@@ -72,7 +72,7 @@ class Group:
     def reads(self) -> list[tuple[Key, Array]]:
         """Return the arrays to write at the end, in the order of updates of their keys."""
         order = self._engine.layout.registry.update_order(set(self.keys))
-        position = {key: number for number, key in enumerate(order)}
+        position = {key: index for index, key in enumerate(order)}
         reads = zip(self.keys, self.outs, strict=True)
         return sorted(reads, key=lambda read: position[read[0]])
 

@@ -14,7 +14,7 @@ class Launch(NamedTuple):
     Attributes
     ----------
     seq : int
-        Its number among the collectives of the store, from 1 and equal on all ranks.
+        Its index among the collectives of the store, from 1 and equal on all ranks.
     kind : str
         ``"allreduce"``, ``"reduce"``, ``"reduce_scatter"``, ``"broadcast"`` or ``"allgather"``.
     label : str
@@ -24,7 +24,7 @@ class Launch(NamedTuple):
     wire : int
         Bytes of a reduction that this rank sends, or that its neighbours read; 0 of a broadcast.
     bucket : int or None
-        Number of the bucket, as `KVStore.explain_plan` shows; None of arrays without keys.
+        Index of the bucket, as `KVStore.explain_plan` shows; None of arrays without keys.
     keys : collection of int or str
         Empty for arrays without keys.
     root : int or None

@@ -39,7 +39,7 @@ class Layout:
         Chooses what makes the sums of a bucket.
     share_weights : bool
     multiple : int
-        The length of a bucket is a multiple of this number of elements.
+        The length of a bucket is a multiple of so many elements.
 
     Attributes
     ----------
@@ -59,10 +59,10 @@ class Layout:
     pending_bytes : int
         Bytes of these values.
     unplanned : int
-        Number of keys in the store, if any were added after others had buckets, and all keys were
+        Count of keys in the store, if any were added after others had buckets, and all keys were
         not pushed together since; else 0.  Equal on all ranks outside local verbs.
     merges : int
-        Number of times that keys have moved to other buckets.
+        Count of times that keys have moved to other buckets.
     loads : list of int
         Bytes of the keys in buckets that each rank updates, if the rule updates whole keys.
     """
@@ -170,8 +170,8 @@ class Layout:
         self.merges += 1
         return slots
 
-    def numbered(self, index: int) -> StoredBucket:
-        """Return the bucket with a number."""
+    def bucket_at(self, index: int) -> StoredBucket:
+        """Return the bucket of an index."""
         return self._by_index[index]
 
     def buckets_of(self, specs: Iterable[KeySpec]) -> list[Bucket]:

@@ -50,7 +50,7 @@ def merge_buckets(comm: Communicator, engine: Engine) -> bool:
     engine.settle()
     mine = [state.bucket.index for state in small if state.viewed]
     of_ranks = comm.control.allgather(mine, "views of buckets")
-    viewed = {number for numbers in of_ranks for number in numbers}
+    viewed = {index for indices in of_ranks for index in indices}
     old, buckets = _plan(layout, [each for each in small if each.bucket.index not in viewed])
     if not old:
         return False
@@ -81,15 +81,15 @@ def _plan(
     specs = [entry.spec for state in states for entry in state.bucket.entries]
     planned = layout.buckets_of(sorted(specs, key=lambda spec: spec.index))
     had, wanted = (
-        {tuple(each.numbers) for each in several}
+        {tuple(each.entry_indices) for each in several}
         for several in ((state.bucket for state in states), planned)
     )
     # A bucket that is planned as it is stays in place.
-    old = [state for state in states if tuple(state.bucket.numbers) not in wanted]
+    old = [state for state in states if tuple(state.bucket.entry_indices) not in wanted]
     new = layout.buckets_of(
         entry.spec
         for bucket in planned
-        if tuple(bucket.numbers) not in had
+        if tuple(bucket.entry_indices) not in had
         for entry in bucket.entries
     )
     return (old, new) if len(new) < len(old) else ([], [])

@@ -83,8 +83,8 @@ class NodeReduction:
     ) -> Collective:
         comm, codec = self._comm, self.codec
         ranks = frozenset(range(comm.size)) if senders is None else senders
-        cuts = cuts_of(span, min(map(len, self._nodes)), codec.unit)
-        form = node_form(codec, cuts, ranks, span.to, self._nodes, shared=span.node_shared)
+        node_slices = slices_of(span, min(map(len, self._nodes)), codec.unit)
+        form = node_form(codec, node_slices, ranks, span.to, self._nodes, shared=span.node_shared)
         lo, hi = form.slice_of(comm.rank)
         start = codec.nbytes(span.lo + lo)
         payload, packed = self._payload[start : start + codec.nbytes(hi - lo)], _NOTHING
@@ -94,7 +94,7 @@ class NodeReduction:
         bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in span.entries]
         made = NodeSum(
             span.gradients,
-            partial(self._encode, pieces_of(span, (lo, hi)), payload),
+            partial(self._encode, blocks_of(span, (lo, hi)), payload),
             payload,
             Padding(bounds, span.hi - span.lo),
             receive,
@@ -117,9 +117,9 @@ class NodeReduction:
         """
         comm, own = self._comm, self._residuals.of(entry.spec)
         neighbours = next(ranks for ranks in self._nodes if comm.rank in ranks)
-        cuts = slices(self._bucket.count, min(map(len, self._nodes)), self.codec.unit)
+        node_slices = slices(self._bucket.count, min(map(len, self._nodes)), self.codec.unit)
         parts = [slice(0)] * comm.size
-        for rank, (lo, hi) in zip(neighbours, cuts, strict=False):
+        for rank, (lo, hi) in zip(neighbours, node_slices, strict=False):
             first, end = max(lo, entry.lo) - entry.lo, min(hi, entry.hi) - entry.lo
             parts[rank] = slice(first, max(first, end))
         mine = parts[comm.rank]
@@ -132,21 +132,21 @@ class NodeReduction:
         own[...] = 0
         comm.kernels.reduce([received[rank] for rank in neighbours], own[mine], "sum")
 
-    def _encode(self, pieces: Sequence[Piece], payload: Buffer, arrays: Arrays) -> None:
+    def _encode(self, blocks: Sequence[Block], payload: Buffer, arrays: Arrays) -> None:
         """Add the arrays of the ranks of this node, and encode their sum into the payload."""
         codec, residual = self.codec, self._residuals.of
         total: Buffer = np.empty(min(BLOCK, arrays[0].size), np.float32)
         beyond: dict[Entry, int] = {}
         held: dict[Entry, int] = {}
-        for lo, hi, entries, bounds, owed in pieces:
-            block = total[: hi - lo]
-            self._comm.kernels.reduce([array[lo:hi] for array in arrays], block, "sum")
+        for lo, hi, entries, bounds, owed in blocks:
+            summed = total[: hi - lo]
+            self._comm.kernels.reduce([array[lo:hi] for array in arrays], summed, "sum")
             residuals = [
                 residual(entry.spec)[slice(*each)]
                 for entry, each in zip(entries, owed, strict=True)
             ]
             codes = payload[codec.nbytes(lo) : codec.nbytes(hi)]
-            gradients = [block[slice(*each)] for each in bounds]
+            gradients = [summed[slice(*each)] for each in bounds]
             counts = encode_entries(codec, bounds, gradients, residuals, codes)
             for entry, count, (first, end) in zip(entries, counts, owed, strict=True):
                 beyond[entry] = beyond.get(entry, 0) + count
@@ -157,8 +157,8 @@ class NodeReduction:
             self._saturation.note(codec, [*beyond], FoundOnHost(counts, [total]))
 
 
-class Piece(NamedTuple):
-    """A part of a slice that is added and encoded while it is in the cache.
+class Block(NamedTuple):
+    """A range of a slice that is added and encoded while it is in the cache.
 
     Attributes
     ----------
@@ -179,10 +179,10 @@ class Piece(NamedTuple):
     owed: list[Range]
 
 
-def cuts_of(span: Span, owners: int, unit: int) -> list[Range]:
+def slices_of(span: Span, owners: int, unit: int) -> list[Range]:
     """Return the slices of a span for as many ranks of a node, counted from its first element.
 
-    They are the parts of the bucket's slices that lie in the span.
+    Each is the range of one of the bucket's slices that lies in the span.
 
     Parameters
     ----------
@@ -192,25 +192,25 @@ def cuts_of(span: Span, owners: int, unit: int) -> list[Range]:
         Slices begin at multiples of it.
     """
     lo, hi = span.lo, span.hi
-    cuts = slices(hi if span.bucket is None else span.bucket.count, owners, unit)
-    return [(min(max(first, lo), hi) - lo, min(max(end, lo), hi) - lo) for first, end in cuts]
+    owned = slices(hi if span.bucket is None else span.bucket.count, owners, unit)
+    return [(min(max(first, lo), hi) - lo, min(max(end, lo), hi) - lo) for first, end in owned]
 
 
-def pieces_of(span: Span, part: Range) -> list[Piece]:
-    """Return the pieces of a slice of a span."""
-    begin, end = part
-    pieces = [
-        Piece(lo - begin, min(lo + BLOCK, end) - begin, [], [], [])
+def blocks_of(span: Span, bounds: Range) -> list[Block]:
+    """Return the blocks of a slice of a span."""
+    begin, end = bounds
+    blocks = [
+        Block(lo - begin, min(lo + BLOCK, end) - begin, [], [], [])
         for lo in range(begin, end, BLOCK)
     ]
     for entry in span.entries:
         first = entry.lo - span.lo
         lo, hi = max(first, begin), min(first + entry.spec.size, end)
         while lo < hi:
-            piece = pieces[(lo - begin) // BLOCK]
-            stop = min(hi, piece.hi + begin)
-            piece.entries.append(entry)
-            piece.bounds.append((lo - begin - piece.lo, stop - begin - piece.lo))
-            piece.owed.append((lo - first, stop - first))
+            block = blocks[(lo - begin) // BLOCK]
+            stop = min(hi, block.hi + begin)
+            block.entries.append(entry)
+            block.bounds.append((lo - begin - block.lo, stop - begin - block.lo))
+            block.owed.append((lo - first, stop - first))
             lo = stop
-    return pieces
+    return blocks

@@ -1,7 +1,7 @@
 """`DeviceCheckedFlush`: flushes whose updates the device skips where a gradient has NaN.
 
 A kernel sets a flag if a gradient is not finite.  The ranks reduce their flags, and each update of
-the flush reads the result when it runs.  At their next wait the hosts read the number of skipped
+the flush reads the result when it runs.  At their next wait the hosts read the count of skipped
 flushes, and raise or log by `NonfiniteReport`.
 
 The exchange of hosts is not needed then.  The hosts read the flags in ``wait``, ``barrier`` and
@@ -28,7 +28,7 @@ _log = logging.getLogger("ncclkv")
 _INT32 = np.dtype(np.int32)
 
 _MAX_KEYS = 8
-"""Number of keys that an error names; further keys are counted."""
+"""Count of keys that an error names; further keys are counted."""
 
 
 class NonfiniteReport:
@@ -45,7 +45,7 @@ class NonfiniteReport:
     enabled : bool
         Whether gradients are checked.
     skipped : int
-        Number of flushes skipped so far.
+        Count of flushes skipped so far.
     """
 
     def __init__(self, comm: Communicator, registry: Registry, mode: str) -> None:
@@ -129,7 +129,7 @@ class DeviceCheckedFlush(FlushPolicy):
             self._keys = grown
         kernels.fill(self._skip_flag, 0)
         for state in states:
-            # A neutral element of max or min is infinite, and no number of the program's.
+            # A neutral element of max or min is infinite, and no value of the program's.
             for array in state.own_arrays():
                 kernels.find_nonfinite(array, self._skip_flag)
             for key in state.own:

@@ -5,8 +5,8 @@ a flush, and the next push into the bucket.  Until then ``value`` returns the va
 the store keeps the gradients, and ``grad_view`` is refused.
 
 If ``clip_global_norm`` is set, a flush ends at a read, a second push of a key, or a push after a
-change of a number.  The layout of buckets has no effect on it.  So an overlap block launches no
-bucket of which it pushes only a part.
+change of a hyperparameter.  The layout of buckets has no effect on it.  So an overlap block
+launches no bucket of which it pushes only a part.
 """
 
 from __future__ import annotations

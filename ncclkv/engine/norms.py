@@ -8,10 +8,10 @@ several buckets arrive in any order, and no bit depends on this order.
 A rank measures the elements that it updates.  If all ranks update all elements, each rank measures
 whole ranges after the reduction, in one order, and needs no other rank.  So all ranks have the same
 bits in either case.  Where squares and sums are exact in float64, they are the same at every
-placement and number of ranks.  Otherwise they differ in the last bits of float64.
+placement and count of ranks.  Otherwise they differ in the last bits of float64.
 
 LARS and LAMB adapt the learning rate of a key to norms of all its elements; ``clip_global_norm``
-scales all gradients by their common norm.  The program's header has the numbers to be squared
+scales all gradients by their common norm.  The program's header has the terms to be squared
 beside its step (`ncclkv.kernels.programs`), and LAMB updates its states in the first pass.  All
 additions are in one order (`ncclkv.kernels.host.measure`), so NumPy, C and CUDA make the same bits.
 
@@ -142,7 +142,7 @@ class NormUpdates:
     def _allocate(self, state: StoredBucket) -> None:
         """Allocate the sums of a bucket's keys."""
         bucket, norms = state.bucket, self._program.norms
-        count, keys = 2 * bucket.count, len(bucket.entries)  # a complex number is two numbers
+        count, keys = 2 * bucket.count, len(bucket.entries)  # a complex element is two real ones
         columns = 0 if norms is None else norms.sums
         self._sums[bucket.index] = self._kernels.zeros(keys * columns, _FLOAT64).reshape(
             keys, columns

@@ -35,7 +35,7 @@ class BlockPlan:
     states : list of StoredBucket
         The buckets of the keys, in the order of launching.
     counts : Counter of int
-        Number of the keys in each bucket, by the bucket's number.
+        Count of the keys in each bucket, by the bucket's index.
     """
 
     def __init__(self, layout: Layout, keys: dict[Key, None]) -> None:

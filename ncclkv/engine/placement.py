@@ -45,7 +45,7 @@ from ncclkv.table import plan
 from ncclkv.table.bucket import Bucket
 
 _SLICE_UNIT = 16
-"""Slices begin at multiples of this number of elements: two ranks share no line of a cache."""
+"""Slices begin at multiples of so many elements: two ranks share no line of a cache."""
 
 
 class Placement(Protocol):
@@ -66,7 +66,7 @@ class Placement(Protocol):
     shares_weights : bool
         Whether the ranks of a node may share weights, of which each rank updates a part.
     multiple : int
-        The length of a bucket is a multiple of this number of elements.
+        The length of a bucket is a multiple of so many elements.
     """
 
     owner: str

@@ -22,7 +22,7 @@ class Pushes(InFlight):
     Parameters
     ----------
     key_count : int
-        Number of keys in the bucket.
+        Count of keys in the bucket.
 
     Attributes
     ----------

@@ -78,8 +78,8 @@ class Reducer:
             state.mark_stale(spans[0].lo, spans[-1].hi)
         if len(spans) >= MIN_SPANS and self.comm.blocks and rule.norms is None:
             spans, targets = self._gather(state, spans, targets)
-        for number, span in enumerate(spans):  # zip takes an eighth of a short launch
-            receive, apply = targets[number]
+        for index, span in enumerate(spans):  # zip takes an eighth of a short launch
+            receive, apply = targets[index]
             op = state.bucket.op
             if span.reduction is None and senders is not None and op == "avg":
                 op, (span, receive, apply) = "sum", self._average(span, receive, senders, apply)
@@ -127,7 +127,7 @@ class Reducer:
             span.label,
             span.gradients.nbytes,
             collective.wire_bytes,
-            bucket=span.number,
+            bucket=span.bucket_index,
             keys=span.keys,
             root=span.to.root,
         )
@@ -164,7 +164,7 @@ class Reducer:
     ) -> tuple[Span, Array, Apply]:
         """Return the span to sum, the array for its sum, and an update that makes the average.
 
-        The update divides the sum by the number of senders, writes it to `receive`, and calls
+        The update divides the sum by the count of senders, writes it to `receive`, and calls
         `then`.
         """
         kernels, dtype = self.comm.kernels, span.gradients.dtype
@@ -226,7 +226,7 @@ class Reducer:
                     span.label,
                     span.weights.nbytes,
                     0,
-                    bucket=span.number,
+                    bucket=span.bucket_index,
                     keys=span.keys,
                     root=span.to.root,
                 )

@@ -79,8 +79,8 @@ class Span:
         return [entry.key for entry in self.entries]
 
     @property
-    def number(self) -> int | None:
-        """The number of the bucket."""
+    def bucket_index(self) -> int | None:
+        """The index of the bucket; None of arrays without a bucket."""
         return None if self.bucket is None else self.bucket.index
 
 
@@ -109,7 +109,7 @@ class Reduction(Protocol):
             Array for the sums, on the ranks that receive: the gradients or weights of the span.
         op : str
         senders : frozenset of int, optional
-            The ranks whose gradients are in the sum; an average divides by their number.
+            The ranks whose gradients are in the sum; an average divides by their count.
         """
 
 

@@ -23,7 +23,7 @@ class Residuals:
     Attributes
     ----------
     skip : array of int32, shape (1,), or None
-        During a launch of which the device decides whether it is skipped: a number that is not 0
+        During a launch of which the device decides whether it is skipped: a value that is not 0
         then, when all residuals stay as they are.
     """
 

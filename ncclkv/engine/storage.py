@@ -100,7 +100,7 @@ class StoredBucket(Pushes, ABC):
 
     @abstractmethod
     def own_arrays(self) -> Sequence[Array]:
-        """Return few arrays with all numbers of `own` keys, to be searched for NaN."""
+        """Return few arrays with all elements of `own` keys, to be searched for NaN."""
 
     @property
     def lent_memory(self) -> Sequence[Array]:
@@ -131,7 +131,7 @@ class StoredBucket(Pushes, ABC):
 
     @property
     def neutral(self) -> float:
-        """Return the neutral element of the bucket's op: a missing push counts as this number."""
+        """Return the neutral element of the bucket's op: a missing push counts as this value."""
         op, dtype = self.bucket.op, self.bucket.dtype
         if op not in ("max", "min"):
             return 1 if op == "prod" else 0

@@ -79,7 +79,7 @@ class Rule:
         """
 
     def step(self, pushes: Iterable[Pushed] = ()) -> Any:
-        """Return the step of a push of keys: the optimizer's numbers, which its update will use.
+        """Return the step of a push of keys: the hyperparameters that its update will use.
 
         A launch reduces only pushes that have equal steps.  Without `pushes` the step is only
         checked: no key is to be updated.
@@ -90,11 +90,11 @@ class Rule:
         """Return this rank's current hyperparameters as plain values."""
         return None
 
-    def step_from(self, numbers: Any, pushes: Iterable[Pushed]) -> Any:
+    def step_from(self, hyperparameters: Any, pushes: Iterable[Pushed]) -> Any:
         """Return a step of a flush of keys, with another rank's hyperparameters."""
         return None
 
-    def adopt(self, numbers: Any) -> None:
+    def adopt(self, hyperparameters: Any) -> None:
         """Replace this rank's hyperparameters by another rank's."""
 
     def count_update(self, bucket: Bucket, keys: Set[Key]) -> None:
@@ -129,11 +129,11 @@ class Rule:
         return 0
 
     def count(self, slot: StoredKey) -> int:
-        """Return the number of updates of a key."""
+        """Return the count of updates of a key."""
         return 0
 
     def set_count(self, slot: StoredKey, count: int) -> None:
-        """Set the number of updates of a key."""
+        """Set the count of updates of a key."""
 
     def counts_set(self) -> None:
         """Derive what depends on the counts of all keys, after calls of `set_count` or `reset`."""

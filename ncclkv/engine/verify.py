@@ -35,7 +35,7 @@ from ncclkv.table.registry import Key
 _log = logging.getLogger("ncclkv")
 
 _MAX_SHOWN = 4
-"""Number of keys, and of ranks, that a text names; further keys and ranks are counted."""
+"""Count of keys, and of ranks, that a text names; further keys and ranks are counted."""
 
 
 class Checksums(NamedTuple):
@@ -54,13 +54,13 @@ class Checksums(NamedTuple):
     comparable: NDArray[Any]
 
     @classmethod
-    def of(cls, count: int, numbers: Sequence[int], sums: NDArray[Any]) -> Checksums:
-        """Return the checksums of `count` keys, from the checksum and key number of each array."""
+    def of(cls, count: int, indices: Sequence[int], sums: NDArray[Any]) -> Checksums:
+        """Return the checksums of `count` keys, from the checksum and key index of each array."""
         lowest = np.full(count, np.iinfo(np.uint64).max, np.uint64)
         made = cls(lowest, np.zeros(count, np.uint64), np.zeros(count, bool))
-        np.minimum.at(made.lowest, numbers, sums)
-        np.maximum.at(made.highest, numbers, sums)
-        made.comparable[numbers] = True
+        np.minimum.at(made.lowest, indices, sums)
+        np.maximum.at(made.highest, indices, sums)
+        made.comparable[indices] = True
         return made
 
 
@@ -93,19 +93,19 @@ def differences(
     """
     in_store, in_arrays = _minorities(held, root), _minorities(pulled, root)
     return [
-        Difference(keys[number], in_store.get(number, ()), in_arrays.get(number, ()))
-        for number in sorted({*in_store, *in_arrays})
+        Difference(keys[index], in_store.get(index, ()), in_arrays.get(index, ()))
+        for index in sorted({*in_store, *in_arrays})
     ]
 
 
 def _minorities(all_ranks: Sequence[Checksums], root: int) -> dict[int, tuple[int, ...]]:
-    """Return the ranks in the minority of each key that differs, by the key's number."""
+    """Return the ranks in the minority of each key that differs, by the key's index."""
     lowest, highest, comparable = map(np.stack, zip(*all_ranks, strict=True))
     differs = ((lowest != lowest[0]) | (highest != highest[0])).any(axis=0) & comparable.all(axis=0)
     found = {}
-    for number in np.flatnonzero(differs).tolist():
-        extremes = zip(lowest[:, number].tolist(), highest[:, number].tolist(), strict=True)
-        found[number] = _minority([*extremes], root)
+    for index in np.flatnonzero(differs).tolist():
+        extremes = zip(lowest[:, index].tolist(), highest[:, index].tolist(), strict=True)
+        found[index] = _minority([*extremes], root)
     return found
 
 
@@ -160,7 +160,7 @@ class Verify:
     engine : Engine
     comm : Communicator
     every : int
-        Number of calls per comparison, N.
+        Count of calls per comparison, N.
     root : int
         Rank whose values replace the others'.  Its group is right among groups of equal size.
     repair : bool
@@ -169,7 +169,7 @@ class Verify:
     Attributes
     ----------
     repaired : int
-        Number of values replaced so far.
+        Count of values replaced so far.
     """
 
     def __init__(
@@ -257,14 +257,14 @@ class Verify:
     ) -> tuple[Checksums, Checksums]:
         """Return this rank's checksums of keys, and of the arrays written with their values."""
         registry = self._engine.layout.registry
-        number_of = {key: number for number, key in enumerate(keys)}
+        index_of = {key: index for index, key in enumerate(keys)}
         own = [key for key in keys if not self._is_one_copy(key)]
         arrays = [*map(self._engine.current, own), *(out for _, out in written)]
         sums = self._comm.to_host(self._engine.kernels.checksums(arrays))
-        held = Checksums.of(len(keys), [number_of[key] for key in own], sums[: len(own)])
-        numbers = [number_of[key] for key, _ in written]
-        pulled = Checksums.of(len(keys), numbers, sums[len(own) :])
-        cast = [number_of[key] for key, out in written if out.dtype != registry[key].dtype]
+        held = Checksums.of(len(keys), [index_of[key] for key in own], sums[: len(own)])
+        indices = [index_of[key] for key, _ in written]
+        pulled = Checksums.of(len(keys), indices, sums[len(own) :])
+        cast = [index_of[key] for key, out in written if out.dtype != registry[key].dtype]
         pulled.comparable[cast] = False
         return held, pulled
 

@@ -141,8 +141,8 @@ MUTANTS = (
     Mutant(
         name="slices-of-the-range-pushed",
         file="ncclkv/engine/node_reduction.py",
-        old="    cuts = slices(hi if span.bucket is None else span.bucket.count, owners, unit)\n",
-        new="    cuts = slices(hi - lo, owners, unit, lo)\n",
+        old="    owned = slices(hi if span.bucket is None else span.bucket.count, owners, unit)\n",
+        new="    owned = slices(hi - lo, owners, unit, lo)\n",
         why="an element moves to another rank of its node, which does not owe what was kept",
         tests=(
             Selection(

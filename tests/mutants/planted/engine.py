@@ -340,8 +340,8 @@ MUTANTS = (
     Mutant(
         name="uneven-leaver-misses-updates",
         file=AGREEMENT,
-        old=" for number in numbers]\n",
-        new=" for number in ()]\n",
+        old=" for index in indices]\n",
+        new=" for index in ()]\n",
         why="ranks wait for each other in an uneven block on the root",
         tests=(THREADS,),
     ),

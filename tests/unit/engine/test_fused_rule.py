@@ -54,7 +54,7 @@ def _bucket(
 
 def _slot(state: BucketState, key: Key) -> Slot:
     """Return the slot of a key."""
-    return Slot(state, state.bucket.entries[state.bucket.numbers[key]])
+    return Slot(state, state.bucket.entries[state.bucket.entry_indices[key]])
 
 
 def _rule(
@@ -75,7 +75,7 @@ def _begin(
     skip: np.ndarray | None = None,
 ) -> Apply:
     """Begin an update of some keys of a bucket, by default of all."""
-    pushed = set(state.bucket.numbers if keys is None else keys)
+    pushed = set(state.bucket.entry_indices if keys is None else keys)
     state.push(pushed, step)
     rule.count_update(state.bucket, pushed)
     ((_, update),) = rule.target(state, [state.span((0, state.bucket.count))], skip)

@@ -73,7 +73,7 @@ def test_each_key_has_a_bucket_of_its_own() -> None:
         kv.init(KEYS, [full(1)] * 4)
         kv.push(KEYS, [full(2)] * 4)
         states = context_of(kv).engine.layout.states
-        assert [list(state.bucket.numbers) for state in states] == [
+        assert [list(state.bucket.entry_indices) for state in states] == [
             ["a", "b"],
             *map(list, zip(LISTED)),
         ]
