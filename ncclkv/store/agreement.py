@@ -19,7 +19,7 @@ from ncclkv.errors import SpecMismatch
 
 Made = TypeVar("Made")
 
-# Number of ranks that a message shows; it counts the rest.
+# Count of ranks that a message shows; it counts the rest.
 _SHOWN = 8
 
 

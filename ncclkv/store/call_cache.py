@@ -48,7 +48,7 @@ class Counts:
     keys : sequence of keys
         The first keys of the last call that was checked anew.
     length : int
-        The number of its keys.
+        The count of its keys.
     reason : str
         Why no kept form has served it.
     """
@@ -70,7 +70,7 @@ class CallCache:
     Parameters
     ----------
     keys : sized
-        The keys of the store, whose number sets the limit.
+        The keys of the store, whose count sets the limit.
 
     Attributes
     ----------

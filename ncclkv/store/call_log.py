@@ -1,7 +1,7 @@
-"""CallLog: the collective calls of one store on one rank, as numbers that ranks compare.
+"""CallLog: the collective calls of one store on one rank, as codes that ranks compare.
 
 Ranks must make the same calls in the same order.  Each call is recorded before it has any effect.
-All calls so far make one number, the digest of `ncclkv.table.contract`, which every collective
+All calls so far make one integer, the digest of `ncclkv.table.contract`, which every collective
 carries.  The last calls, with their lines in the program, are kept by
 `ncclkv.comm.diagnosis.flight_recorder`.
 """
@@ -129,7 +129,7 @@ class CallLog:
             pushed = ()
         logged = logged or LoggedKeys()
         if pushed and self._hyperparameters() is not self._agreed:
-            logged, arguments = self._with_numbers(logged, pushed, read, arguments)
+            logged, arguments = self._with_hyperparameters(logged, pushed, read, arguments)
         digest, log = self._digest, self._log
         last, following = logged.last, None
         if last is not None and logged.verb == verb and logged.priority == priority:
@@ -154,7 +154,7 @@ class CallLog:
         if self._hyperparameters() is not None:
             self._agreed = hyperparameters
 
-    def _with_numbers(
+    def _with_hyperparameters(
         self, logged: LoggedKeys, pushed: Collection[Key], read: Sequence[Key], arguments: str
     ) -> tuple[LoggedKeys, str]:
         """Add hyperparameters that have changed since the last push to a call.
@@ -185,7 +185,7 @@ class CallLog:
             self.disabled = before
 
     def _code(self, logged: LoggedKeys, pushed: Collection[Key], read: Collection[Key]) -> int:
-        """Return the number that stands for the keys of a call in any order, computed once."""
+        """Return the code that stands for the keys of a call in any order, computed once."""
         if logged.code is None:
             total = sum(map(self._pushed.__getitem__, pushed))
             # A key that is read into several arrays counts once.
@@ -199,7 +199,7 @@ class CallLog:
         Parameters
         ----------
         first, second : int
-            The numbers that stand for the keys of the two calls.
+            The codes that stand for the keys of the two calls.
         """
         keys = [spec.key for spec in self._registry]
         keys_by_code = {codes[key]: key for codes in (self._pushed, self._read) for key in keys}

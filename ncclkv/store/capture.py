@@ -52,7 +52,7 @@ class CapturedStep:
         ------
         UsageError
             When the step was closed, or an exception left its block; when the store has
-            another updater now; when a factor of the optimizer is not a finite number.
+            another updater now; when a factor of the optimizer is not finite.
         """
         engine = self._context.engine
         with self._context.session.verb("replay"):

@@ -38,7 +38,7 @@ def values(
 def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
     """Return an array to read, of the key's shape and dtype.
 
-    A Python number stands for an array if the key has no dimensions.
+    A Python scalar stands for an array if the key has no dimensions.
     """
     if is_number(array):
         array = _array_of(verb, spec, array)
@@ -55,15 +55,15 @@ def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
     return view.astype(spec.dtype)
 
 
-def _array_of(verb: str, spec: KeySpec, number: complex) -> Array:
-    """Return an array of shape () with a Python number, in the key's dtype."""
+def _array_of(verb: str, spec: KeySpec, scalar: complex) -> Array:
+    """Return an array of shape () with a Python scalar, in the key's dtype."""
     what = f"{verb} of key {spec.key!r}"
     if spec.shape != ():
         raise ShapeMismatch(
-            f"{what}: the key has shape {spec.shape}, and a Python {type(number).__name__} stands "
+            f"{what}: the key has shape {spec.shape}, and a Python {type(scalar).__name__} stands "
             f"for an array of shape () alone; a list means several arrays: pass np.asarray(...)"
         )
-    return as_array(number, spec.dtype, what)
+    return as_array(scalar, spec.dtype, what)
 
 
 def first_value(what: str, given: Any, kernels: Kernels) -> Array:
@@ -77,7 +77,7 @@ def first_value(what: str, given: Any, kernels: Kernels) -> Array:
 def reducible(comm: Communicator, op: str, dtype: DType, what: str) -> None:
     """Refuse a reduction that the store's ranks cannot make; `what` begins the message.
 
-    NCCL has no products of complex numbers, and stores have the same ops on every device.
+    NCCL has no products of complex elements, and stores have the same ops on every device.
     """
     if op == "prod" and dtype.kind == "c":
         raise NotSupported(

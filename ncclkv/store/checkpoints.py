@@ -4,7 +4,7 @@
 others wait (`ncclkv.store.single_rank`).  After each file the leader sends a message, so the
 deadline limits each file, not the whole save.  The last message is success or failure, and on
 failure all ranks raise the same error.  Values and states are saved by key, not by bucket.  So a
-checkpoint can be loaded with another number of ranks, placement, bucket size or device.
+checkpoint can be loaded with another count of ranks, placement, bucket size or device.
 
 Under ``update_on="sharded"`` all ranks write side by side (`ncclkv.store.all_ranks`), each the
 elements that it updates (`ncclkv.store.own_parts`).  The leader then receives names, digests and
@@ -145,7 +145,7 @@ class Checkpoints(Component):
         self._calls.record(verb)
         # Ranks share memory: the agreement completes all their earlier writes to it.
         layout = self._engine.layout
-        check = partial(_numbers, verb, step, keep)
+        check = partial(_counts, verb, step, keep)
         _, sealed = propose(self._comm, verb, lambda: (None, check()), note=layout.sealed)
         # Else a key may have owners on one rank, and be whole on another.
         layout.seal_on_all(verb, sealed)
@@ -225,7 +225,7 @@ def _directory(verb: str, directory: Any) -> str:
     return os.path.abspath(given)
 
 
-def _numbers(verb: str, step: Any, keep: Any) -> list[str]:
-    """Return the numbers of a save as ranks compare them."""
+def _counts(verb: str, step: Any, keep: Any) -> list[str]:
+    """Return the counts of a save as ranks compare them."""
     step, keep = check_count(f"{verb}: step", step), check_count(f"{verb}: keep", keep, 1)
     return [f"step={step}", f"keep={keep}"]

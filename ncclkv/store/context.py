@@ -47,7 +47,7 @@ class Context:
 
     @property
     def repaired(self) -> int:
-        """The number of values that ``repair=True`` has replaced."""
+        """The count of values that ``repair=True`` has replaced."""
         return 0 if self.verify is None else self.verify.repaired
 
     def describe(self) -> str:
@@ -96,10 +96,10 @@ def open_context(name: str, comm: Communicator, options: Options) -> Context:
             engine.rule.step()
 
     # With `update_on="root"` only the root's hyperparameters count: a schedule may run there alone.
-    compares_numbers = placement.replicated or placement.divides
+    compares_hyperparameters = placement.replicated or placement.divides
     # Each push asks for them: by a getter in C, because a function of Python costs more.
     hyperparameters = partial(attrgetter("rule.steps.config"), engine.updates)
-    if not compares_numbers:
+    if not compares_hyperparameters:
         hyperparameters = partial(attrgetter("config"), NO_STEPS)
     calls = CallLog(
         comm, engine.layout.registry, check, hyperparameters, missing_zeros=missing_zeros

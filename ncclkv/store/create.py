@@ -66,7 +66,7 @@ def create(
     root : int
         The rank of ``update_on="root"``; also the rank whose values `repair` gives to all.
     bucket_bytes : int or "auto"
-        Keys share collectives of at most this number of bytes; 0: each key has its own.
+        Keys share collectives of at most so many bytes; 0: each key has its own.
         ``"auto"``: the ranks measure collectives for about a second, and choose a power of two from
         1 to 64 MiB at which latency is a small part of the time.  A single rank keeps the default,
         25 MiB.  ``explain_plan()`` and ``repr`` show the choice.
@@ -76,14 +76,14 @@ def create(
     missing : {"error", "zeros"}
         The treatment of a key that not all ranks have pushed: `OrderMismatch`, or zeros from the
         ranks that have not pushed it.  In place of zeros, a key of op max, min or prod gets the
-        number that changes no result; for prod this number is 1.  With ``"zeros"`` an optimizer
+        value that changes no result; for prod this value is 1.  With ``"zeros"`` an optimizer
         uses its hyperparameters as they are at the flush.
     nonfinite : {"ignore", "raise", "skip_step"}
         The treatment of a push that holds NaN or infinity on a rank: no check; `NonFinite` on
         every rank; or no rank applies any push of that flush.  On a GPU an optimizer that counts
         its updates also counts the skipped updates.
     verify_every : int
-        Number of calls between two comparisons of values; 0: never.  Calls that flush and read
+        Count of calls between two comparisons of values; 0: never.  Calls that flush and read
         count: pull, pushpull, broadcast, a group with pulls, wait, barrier.  After such a call the
         ranks compare the values they hold of its keys, or of all keys, and the arrays they have
         pulled, by checksums of their bits.  Pulled arrays are compared if each rank has pulled them

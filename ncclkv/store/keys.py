@@ -25,7 +25,7 @@ def one_key(key: Any) -> Key:
     """Return a key as an int or a str; NumPy's integers become ints.
 
     A key of a subclass, such as a member of ``class Name(str, Enum)``, becomes its characters or
-    number, not the text that the subclass prints.
+    value, not the text that the subclass prints.
     """
     if isinstance(key, str):
         return str.__str__(key)

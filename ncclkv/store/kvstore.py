@@ -94,10 +94,10 @@ class KVStore(KVStoreBase):
         value : array, or list of arrays
             One array for each key: any shape; a boolean, integer, floating or complex dtype.  The
             store copies rank 0's array; other ranks give arrays of the same shape and dtype.  A
-            Python number makes a key of shape (): bool, int64, float64 or complex128.
+            Python scalar makes a key of shape (): bool, int64, float64 or complex128.
         op : {"sum", "avg", "max", "min", "prod"}
             The reduction of pushes over ranks.  A sum of bool is a logical or, a product a logical
-            and; ``avg`` divides the sum over ranks by their number, integers toward zero.  The sum
+            and; ``avg`` divides the sum over ranks by their count, integers toward zero.  The sum
             of integers wraps around; that of an average is made in 64 bits.
             Complex numbers have ``sum`` and ``avg`` only.
 
@@ -132,7 +132,7 @@ are ints, such as 3; use one kind
         ----------
         key : int or str, or list of them
         value : array, or list of arrays
-            One array for each key, of the key's shape and dtype; or a number, as for `push`.
+            One array for each key, of the key's shape and dtype; or a scalar, as for `push`.
         reset_states : bool
             Whether the optimizer's states and counts of the keys begin anew.  If not, only the
             master copies of 16-bit weights take the new values.
@@ -288,8 +288,8 @@ are ints, such as 3; use one kind
         value : array, or list of arrays; for a list of keys a list of such
             Arrays of the key's shape and dtype.  Several arrays of a key are first combined on this
             rank by the key's op; ``avg`` adds them.  The caller may change them once push returns.
-            For a key of shape () a Python number stands for an array.  The number is rounded to the
-            key's dtype; `DTypeMismatch` if the dtype has no such numbers.
+            For a key of shape () a Python scalar stands for an array.  The scalar is rounded to the
+            key's dtype; `DTypeMismatch` if the dtype has no such values.
         priority : int
             Buckets of higher priority are launched first, within one call or group.
 
@@ -384,7 +384,7 @@ are ints, such as 3; use one kind
         key : int or str, or list of them
         out : array, or list of arrays; for a list of keys a list of such; optional
             Written in any layout, with a cast to its dtype.  The same array may stand for several
-            keys: it gets the value of the last key, by number or in the order of initialisation.
+            keys: it gets the value of the last key, by index or in the order of initialisation.
         priority : int
             Accepted for compatibility with MXNet, without effect.  A pull launches the buckets that
             it must flush in the order of its keys' initialisation.
@@ -494,7 +494,7 @@ are ints, such as 3; use one kind
             The keys that the block pushes, equal on all ranks; by default all keys of the store.
         missing : {"error", "zeros"}
             What a key counts as that this rank has not pushed at the end of the block.  ``"zeros"``
-            writes zeros to its gradient; for max, min and prod the number that changes nothing.
+            writes zeros to its gradient; for max, min and prod the value that changes nothing.
 
         Raises
         ------
@@ -572,7 +572,7 @@ are ints, such as 3; use one kind
 
         Parameters
         ----------
-        x : array or number, or list of them
+        x : array or scalar, or list of them
             Any shape and dtype that `init` takes, equal on all ranks.
         op : {"sum", "avg", "max", "min", "prod"}
             As for `init`: the average of an array of integers, also of shape (), is an integer.
@@ -581,9 +581,9 @@ are ints, such as 3; use one kind
 
         Returns
         -------
-        ndarray or number, or list of them, or None
+        ndarray or scalar, or list of them, or None
             New arrays when `out` is not given: NumPy's, or CuPy's from a store on a GPU.  The
-            result for a number of Python or NumPy is such a number, for which the host waits.  The
+            result for a scalar of Python or NumPy is such a scalar, for which the host waits.  The
             average of Python ints is a float.
 
         Raises
@@ -637,7 +637,7 @@ are ints, such as 3; use one kind
 
         Parameters
         ----------
-        x : array or number, or list of them
+        x : array or scalar, or list of them
             As for `allreduce`: of the same shapes on all ranks.
         out : array, or list of them, optional
             As for `allreduce`, of shape ``(num_workers, *x.shape)``.
@@ -729,7 +729,7 @@ are ints, such as 3; use one kind
 
         Notes
         -----
-        As for `broadcast_object`.  `allgather` is faster for arrays and numbers.
+        As for `broadcast_object`.  `allgather` is faster for arrays and scalars.
 
         Examples
         --------
@@ -1034,12 +1034,12 @@ are ints, such as 3; use one kind
             Path on the machine of rank 0, or of the root, for this job's checkpoints alone; made if
             it is not there.  By default the environment's ``NCCLKV_CHECKPOINT``.
         step : int
-            Number of steps done, 0 or more; `load` returns it.
+            Count of steps done, 0 or more; `load` returns it.
         extra : Any
             A value that JSON can hold, such as the state of a random generator or of a schedule.
             The value of the writing rank is saved.
         keep : int
-            Number of checkpoints that stay in the directory, the new one included; older ones are
+            Count of checkpoints that stay in the directory, the new one included; older ones are
             removed.
 
         Returns
@@ -1092,7 +1092,7 @@ are ints, such as 3; use one kind
         """Take all values and the optimizer's state from a checkpoint; collective.
 
         The rank that writes checkpoints reads the files, checks them, and sends their content to
-        the other ranks.  Nothing is changed before all checks have passed.  The number of ranks,
+        the other ranks.  Nothing is changed before all checks have passed.  The count of ranks,
         ``update_on``, ``bucket_bytes`` and the kind of memory may differ from the save's.
 
         Parameters
@@ -1132,7 +1132,7 @@ are ints, such as 3; use one kind
 
         After a save with ``update_on="sharded"`` on several ranks, each rank's updater gets the
         state of the same rank, if each key is updated on the same rank as before: with the same
-        number of ranks, ``update_on``, ``bucket_bytes`` and order of keys.  Otherwise load
+        count of ranks, ``update_on``, ``bucket_bytes`` and order of keys.  Otherwise load
         calls ``merge_state_dicts(states)`` of the updater with the list of all ranks' states, and
         gives every rank the dict that the method returns.  Without this method it raises
         `CheckpointError`.
@@ -1196,17 +1196,17 @@ are ints, such as 3; use one kind
 
     @property
     def rank(self) -> int:
-        """The number of this rank, from 0."""
+        """The index of this rank, from 0."""
         return self._context.comm.rank
 
     @property
     def num_workers(self) -> int:
-        """The number of ranks of the store."""
+        """The count of ranks of the store."""
         return self._context.comm.size
 
     @property
     def local_rank(self) -> int:
-        """The number of this rank among those of its node, from 0."""
+        """The index of this rank among those of its node, from 0."""
         return self._context.comm.local_rank
 
     @property
@@ -1221,12 +1221,12 @@ are ints, such as 3; use one kind
 
     @property
     def repaired(self) -> int:
-        """The number of values that ``repair=True`` has replaced so far; equal on all ranks."""
+        """The count of values that ``repair=True`` has replaced so far; equal on all ranks."""
         return self._context.repaired
 
     @property
     def skipped(self) -> int:
-        """The number of flushes skipped because of NaN or infinity; equal on all ranks."""
+        """The count of flushes skipped because of NaN or infinity; equal on all ranks."""
         return self._context.engine.skipped
 
     is_capable = staticmethod(is_capability)
@@ -1323,7 +1323,7 @@ are ints, such as 3; use one kind
         -------
         dict
             ``rank``, ``ranks``, ``seconds``
-                This rank, the number of ranks, and the time of counting.
+                This rank, the count of ranks, and the time of counting.
             ``verbs``
                 ``calls`` and ``seconds`` of each verb.
             ``pushed_bytes``, ``pulled_bytes``, ``update_seconds``
@@ -1331,18 +1331,18 @@ are ints, such as 3; use one kind
             ``waited_seconds``
                 Seconds in which this rank waited for others.
             ``buckets``
-                For each bucket, by its number as a text, and for ``"one-off"`` arrays: ``launches``
+                For each bucket, by its index as a text, and for ``"one-off"`` arrays: ``launches``
                 and ``completed`` collectives; their ``nbytes``, ``wire_bytes`` that this rank
                 sends, ``seconds`` from launch to completion, ``waited_seconds`` of the host,
                 ``median_seconds``; ``median_skew_seconds`` between the entries of the last two
                 ranks; and ``busbw_bytes_per_second``, as NCCL's tests compute it.  The time
                 includes that for late ranks.
             ``last``
-                Number of ``sums`` whose arrivals are known, and for each of the ``ranks`` that was
+                Count of ``sums`` whose arrivals are known, and for each of the ``ranks`` that was
                 last: ``count``, ``seconds``, ``median_seconds`` and ``most_seconds`` after the
                 rank before.  Only ranks of this node that share memory are compared.
             ``awaited``
-                The same numbers for the waits of this rank, by the rank awaited last.  Waits
+                The same values for the waits of this rank, by the rank awaited last.  Waits
                 between nodes count, too.
             ``summary``
                 Sentences about the ranks that were last.

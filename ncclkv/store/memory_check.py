@@ -21,7 +21,7 @@ from ncclkv.system.memory_left import address_space_left, memory_left
 from ncclkv.table.registry import KeySpec
 
 RESIDUAL_BYTES = 4
-"""Bytes of a number in a residual."""
+"""Bytes of an element of a residual."""
 
 CHECK_BYTES = 16 * 1024 * 1024
 """Bytes of new host keys after which the memory left is read again."""

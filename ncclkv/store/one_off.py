@@ -92,7 +92,7 @@ class OneOff(Component):
     # Arguments
 
     def _given(self, verb: str, x: Any, op: str = "") -> Given:
-        """Return the arrays to read; a Python number becomes an array of shape ().
+        """Return the arrays to read; a Python scalar becomes an array of shape ().
 
         The average of Python ints is a float, as in Python's own division.
         """
@@ -180,7 +180,7 @@ class Given(NamedTuple):
     Attributes
     ----------
     items : list
-        Arrays and numbers, as the program gave them.
+        Arrays and scalars, as the program gave them.
     views : list of ndarray
         The items as arrays to read.
     several : bool

@@ -144,7 +144,7 @@ class Overlaps(Component):
         block.cancel()
         if session.failure is not None or session.closed:
             return
-        with suppress(UsageError):  # of an optimizer's number; the next call is refused, too
+        with suppress(UsageError):  # of a hyperparameter; the next call is refused, too
             self._calls.record("early end of an overlap", launched, dropped)
         if launched and not updates.rule.by_key:
             updates.applying = True

@@ -120,12 +120,12 @@ class KVStoreBase:
 
     @property
     def rank(self) -> int:
-        """The number of this worker."""
+        """The index of this worker."""
         raise self._missing("rank")
 
     @property
     def num_workers(self) -> int:
-        """The number of workers."""
+        """The count of workers."""
         raise self._missing("num_workers")
 
 

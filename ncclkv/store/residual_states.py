@@ -165,7 +165,7 @@ class ResidualStates(Component):
                 reduction.deal_residual(slot.entry)
 
     def _senders(self, verb: str, manifest: Manifest) -> dict[int, tuple[KeySpec, int]]:
-        """Return the key and its number of senders here, by the saved index, and log the rest."""
+        """Return the key and its count of senders here, by the saved index, and log the rest."""
         saved, reductions = manifest.compression, self._engine.reductions
         senders, dropped = dict[int, tuple[KeySpec, int]](), []
         for each in saved.keys if saved is not None else ():
@@ -173,14 +173,14 @@ class ResidualStates(Component):
             if self._codec(spec) != (each.codec, each.scope):
                 dropped.append((spec, each.codec))
                 continue
-            number = self._comm.size
+            count = self._comm.size
             if reductions.each_array_sends and saved is not None:
                 here = len(reductions.residuals.all_of(spec.key))
-                number = max(1, here, each.senders if saved.each == ARRAYS else 1)
-            senders[each.key_index] = spec, number
+                count = max(1, here, each.senders if saved.each == ARRAYS else 1)
+            senders[each.key_index] = spec, count
             reductions.follow(spec)
             # A residual of zero, too, so that all ranks save the same keys.
-            reductions.residuals.of(spec, number - 1 if reductions.each_array_sends else 0)
+            reductions.residuals.of(spec, count - 1 if reductions.each_array_sends else 0)
         if dropped and self._comm.rank == self._engine.placement.leader:
             spec, codec = dropped[0]
             now = reductions.codec(spec)
@@ -205,7 +205,7 @@ class _Deal:
     reductions : Reductions
     leader : int
     senders : mapping of (KeySpec, int) by int
-        The key and its number of senders here, by its index in the checkpoint.
+        The key and its count of senders here, by its index in the checkpoint.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ _PART_BYTES = 64 * 1024 * 1024
 """Size of the keys that are broadcast at a time; a larger key is broadcast by itself."""
 
 _SHOWN = 3
-"""Number of wrong keys that a message shows; it counts the rest."""
+"""Count of wrong keys that a message shows; it counts the rest."""
 
 
 class Restoring(Component):

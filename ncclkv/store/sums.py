@@ -71,7 +71,7 @@ class SavedResiduals:
         self._launches, self._q = (0, None) if basis is None else (basis.launches, basis.q)
 
     def restore(self) -> None:
-        """Give all of it the numbers that it had; a flush may not be in flight."""
+        """Give residuals and basis the copied values; a flush may not be in flight."""
         basis = self._find_basis()
         if basis is not None:
             basis.launches, basis.q = self._launches, self._q
