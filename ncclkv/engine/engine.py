@@ -146,7 +146,10 @@ class Engine:
         )
 
     def begin_uneven(self) -> AgreedFlush:
-        """Let ranks push at different times; return the policy, whose `drain` ends the block."""
+        """Flush, then let ranks push at different times; collective.
+
+        The `drain` of the policy returned ends the block.
+        """
         self.policy.flush()
         self.uneven = True
         self.policy = policy = self._agreed_policy(uneven=True)
@@ -160,7 +163,7 @@ class Engine:
     # Keys
 
     def gradient(self, key: Key) -> Array:
-        """Return a view of a key's gradient, which the user may write to."""
+        """Wait for sums in flight; return a view of a key's gradient, for the user to write to."""
         slot = self.layout[key]
         if slot.state.needs(key):
             raise UsageError(
@@ -173,7 +176,7 @@ class Engine:
         return slot.lend_gradient()
 
     def current(self, key: Key) -> Array:
-        """Return a key's value as of the last flush, in the key's shape; callers only read it."""
+        """Wait for sums in flight; return a key's value as of the last flush, for reading alone."""
         if key not in self.layout:
             return self.layout.pending[key]
         slot = self.layout[key]
@@ -271,7 +274,7 @@ class Engine:
         return self.updates.rule.step(map(StoredPush.pushed, push.parts))
 
     def pack_and_launch(self, push: Push, arrays: Sequence[Array], step: Any) -> None:
-        """Pack a push into its buckets, and launch the buckets that the policy selects.
+        """Pack a push, and launch the buckets that the policy selects; collective.
 
         Parameters
         ----------
@@ -387,7 +390,7 @@ class Engine:
         )
 
     def launch_full(self, priorities: Mapping[int, int], keys: Collection[Key], step: Any) -> None:
-        """Launch packed buckets in the order of their priorities, if the policy selects them.
+        """Launch packed buckets that the policy selects, by their priorities; collective.
 
         Parameters
         ----------
@@ -404,7 +407,7 @@ class Engine:
             self.policy.update_by_key(keys)
 
     def launch_packed(self, state: StoredBucket, step: Any, *, last: bool = False) -> None:
-        """Launch a bucket, packed under an optimizer's step, if the policy selects it.
+        """Launch a bucket, packed under a step, if the policy selects it; collective.
 
         `last` means that the bucket gets no further push before it is launched.
         """
@@ -462,7 +465,7 @@ class Engine:
         return plan_pull(reads, self.layout)
 
     def read_values(self, pull: Pull, outs: Sequence[Array], *, flush: bool = False) -> None:
-        """Copy values into `outs`: each bucket as soon as it is complete.
+        """Wait for each bucket, and copy its values into `outs`; collective with `flush`.
 
         Parameters
         ----------

@@ -36,7 +36,7 @@ class FlushPolicy:
         self._kernels, self._updates = reducer.comm.kernels, reducer.updates
 
     def end_norm(self, step: Any) -> None:
-        """Flush the waiting pushes if they have one norm, and any was made under another step."""
+        """Flush pushes that share one norm, if any was made under another step; collective then."""
         norms = self._updates.rule.norms
         if norms is None or not norms.clips:
             return
@@ -46,11 +46,11 @@ class FlushPolicy:
             self.flush()
 
     def make_room(self, state: StoredBucket) -> None:
-        """Launch the pushes waiting in a bucket, so that a push that conflicts can be packed."""
+        """Launch the pushes waiting in a bucket, for a push that conflicts; collective."""
         self.flush()
 
     def packed(self, state: StoredBucket, *, last: bool = False) -> None:
-        """Launch a bucket into which a push has been packed, if the bucket is ready.
+        """Launch a bucket into which a push has been packed, if it is ready; collective.
 
         Parameters
         ----------
@@ -60,17 +60,20 @@ class FlushPolicy:
         """
 
     def update_by_key(self, keys: Collection[Key]) -> None:
-        """End a push of `keys` for a rule that updates by key: run the user's function now."""
+        """Wait for the sums of `keys`, and run the user's function on them; collective.
+
+        The rule updates by key, and a push of the keys ends.
+        """
 
     def flush(self) -> None:
-        """Reduce all that was pushed, and wait for it."""
+        """Reduce all that was pushed, and wait for the sums; collective."""
         self.prepare_read(())
 
     def prepare_read(self, states: Sequence[StoredBucket]) -> None:
-        """Launch all collectives that a read of `states` needs; the read may wait for them."""
+        """Launch all that a read of `states` needs, if need be after an exchange; collective."""
 
     def share_failure(self) -> None:
-        """Send the exception of an updater on the root to all ranks, if an updater has run."""
+        """Send the exception of an updater on the root to all ranks, if any has run; collective."""
         self._updates.share_failure()
 
 

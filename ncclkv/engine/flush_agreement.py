@@ -101,7 +101,7 @@ class AgreedFlush(FlushPolicy):
         """Leave the exception to the next exchange."""
 
     def drain(self) -> None:
-        """Take part in other ranks' flushes, without new pushes, until all ranks are drained."""
+        """Wait until all ranks are drained, and take part in their flushes; collective."""
         wanted, part = self._layout.states, Part.LEAVES
         if not any(state.waiting for state in wanted):
             wanted, part = [], Part.DRAINED

@@ -111,7 +111,7 @@ class Group:
         self._step = self._engine.step_of(self._priorities, packed=True)
 
     def commit(self) -> None:
-        """Launch the pushes of the block as one push."""
+        """Launch the pushes of the block as one push; collective."""
         buckets: dict[int, int] = {}
         for key, priority in self._priorities.items():
             index = self._engine.layout[key].state.bucket.index

@@ -113,7 +113,10 @@ class Layout:
         return not self.pending
 
     def seal(self) -> None:
-        """Give every pending key a slot in a new bucket; slots move in a merge alone."""
+        """Give every pending key a slot in a new bucket; write weights that a node may share.
+
+        Slots move in a merge alone.
+        """
         if self.sealed:
             return
         # New buckets alone are planned: keys may be added one by one.
@@ -158,7 +161,7 @@ class Layout:
     def replace_buckets(
         self, old: Sequence[StoredBucket], buckets: Sequence[Bucket]
     ) -> dict[Key, StoredKey]:
-        """Move all keys of some buckets to new buckets, and return their slots there."""
+        """Move all keys of buckets to new buckets, which a node may share; return their slots."""
         moved = [entry.key for state in old for entry in state.bucket.entries]
         values = {key: self._slots[key].weight for key in moved}
         slots = self._allocated(buckets, self._plan(buckets, [*self.loads]), values)

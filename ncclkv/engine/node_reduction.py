@@ -110,10 +110,10 @@ class NodeReduction:
         )
 
     def deal_residual(self, entry: Entry) -> None:
-        """Give the residuals of a key to the ranks of this node in whose slices they lie.
+        """Give a key's residuals to the ranks of this node in whose slices they lie; collective.
 
-        Collective; the residuals that a checkpoint has given to the ranks may be those of other
-        slices.  What the node owes, the sum over its ranks, stays the same.
+        The residuals that a checkpoint has given to the ranks may be those of other slices.  What
+        the node owes, the sum over its ranks, stays the same.
         """
         comm, own = self._comm, self._residuals.of(entry.spec)
         neighbours = next(ranks for ranks in self._nodes if comm.rank in ranks)

@@ -97,7 +97,7 @@ class OrderedLaunch:
     # Pushes
 
     def add_push(self, push: Push, arrays: Sequence[Array], priority: int) -> None:
-        """Pack a push, and launch the buckets whose turn it is.
+        """Pack a push, and launch the buckets whose turn it is; all ranks launch in one order.
 
         The caller may change its arrays afterwards.  Priorities have no effect.
 
@@ -173,14 +173,14 @@ class OrderedLaunch:
     # The end of the block
 
     def fill_missing(self) -> None:
-        """Push zeros, or the neutral element of its op, for each key that was not pushed."""
+        """Wait for sums in flight, and push neutral elements for each key that was not pushed."""
         for key in self.missing:
             self._engine.layout[key].push_neutral(self._engine.kernels)
             self._threads[key] = concurrency.current_thread().name
         self._waiting.clear()
 
     def launch_rest(self) -> None:
-        """Launch the last buckets.
+        """Launch the last buckets; collective.
 
         Before the end is recorded, because other ranks may have launched these buckets inside the
         block.
@@ -190,7 +190,7 @@ class OrderedLaunch:
         self._engine.updates.applying = False
 
     def commit(self) -> None:
-        """Call a function as updater for all keys."""
+        """Wait for all sums, and call the updater for them if it is a function; collective."""
         updates = self._engine.updates
         updates.applying = True
         if updates.rule.by_key:

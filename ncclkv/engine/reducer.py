@@ -50,7 +50,7 @@ class Reducer:
         senders: Senders | None = None,
         skip_flag: Array | None = None,
     ) -> None:
-        """Launch the reduction of the keys that were pushed into a bucket, if any were.
+        """Launch the reduction of keys pushed into a bucket, if any were; collective.
 
         Parameters
         ----------
@@ -191,7 +191,7 @@ class Reducer:
                 state.complete()
 
     def finish(self, states: Sequence[StoredBucket]) -> None:
-        """Wait for all that is in flight in the given buckets; make updates that need norms."""
+        """Wait for all in flight in buckets, and make updates that need norms; collective."""
         self.complete(states)
         updates, norms = self.updates, self.updates.rule.norms
         if norms is not None:
@@ -208,7 +208,7 @@ class Reducer:
             finish()
 
     def publish(self, states: Sequence[StoredBucket]) -> None:
-        """Launch the collectives that give every rank the values that others have updated."""
+        """Wait for the sums of buckets, and launch what publishes their updates; collective."""
         placement = self.updates.placement
         if placement.replicated:
             return

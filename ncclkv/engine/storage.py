@@ -160,11 +160,11 @@ class StoredBucket(Pushes, ABC):
         return self.to.owner(entry.lo) in (None, self._comm.rank)
 
     def optimizer_state(self, name: str, dtype: np.dtype[Any], to: To) -> Buffer:
-        """Return the zeroed optimizer state of that name.
+        """Return the zeroed optimizer state of that name; collective if a node shares the state.
 
         The state has one element for each weight that this rank updates, if sums go to `to`.
-        Collective if the ranks of the node share the weights and update all of them together: then
-        they share the state, too.
+        The ranks of the node share the state if they share the weights and update all of them
+        together.
         """
         which = name, dtype
         lo, hi = self.part(to)
@@ -218,7 +218,7 @@ class StoredKey(ABC):
 
     @abstractmethod
     def push_neutral(self, kernels: Kernels) -> None:
-        """Push the neutral element of the key's op, in place of an array of this rank."""
+        """Wait for sums in flight, and push the neutral element of the key's op."""
 
     def holds(self, value: Array) -> bool:
         """Return whether `value` is a view of this key's whole gradient."""
@@ -234,7 +234,7 @@ class StoredKey(ABC):
         )
 
     def copy_lent(self, kernels: Kernels) -> tuple[Array, Array] | None:
-        """Return the gradient and a copy of it if the user holds a view of it, else None."""
+        """Wait for sums, and return the gradient and a copy, if the user has a view; else None."""
         return None
 
 

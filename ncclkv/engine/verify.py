@@ -184,7 +184,7 @@ class Verify:
         self.repaired = 0
 
     def pulled(self, pull: Pull, outs: Sequence[Array]) -> None:
-        """Count a pull, and compare its keys if a comparison is due.
+        """Count a pull, and compare its keys if a comparison is due; collective.
 
         Parameters
         ----------
@@ -206,7 +206,7 @@ class Verify:
                 self._engine.read_values(pull, outs)
 
     def settled(self, keys: Sequence[Key] | None = None) -> None:
-        """Count a call that has settled some keys, or all; compare them if a comparison is due."""
+        """Count a call that has settled keys, or all; compare them if that is due; collective."""
         skipped, self._skipped = self._skipped, self._engine.skipped
         if not self._engine.layout.has_values and (keys is None or skipped != self._skipped):
             return  # the program may have written to the places of the sums

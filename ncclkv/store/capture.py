@@ -83,7 +83,7 @@ class Captures(Component):
 
     @contextmanager
     def capture_block(self) -> Iterator[CapturedStep]:
-        """Capture the pushes and pulls of a block."""
+        """Capture the pushes and pulls of a block; collective."""
         session = self._session
         with session.verb("capture"):
             captured = self._comm.capture()

@@ -86,25 +86,25 @@ class Checkpoints(Component):
     # Verbs
 
     def save_store(self, directory: Any, *, step: Any, extra: Any, keep: Any) -> str:
-        """Write all values and the optimizer's state to a new checkpoint."""
+        """Write all values and the optimizer's state to a new checkpoint; collective."""
         with self._session.verb("save"):
             return self._save("save", directory, step, extra, keep)
 
     def load_store(self, directory: Any, *, required: bool, fallback: Any) -> Loaded | None:
-        """Take all values and the optimizer's state from a checkpoint."""
+        """Take all values and the optimizer's state from a checkpoint; collective."""
         with self._session.verb("load"):
             fallback = check_flag("load: fallback", fallback)
             return self._read("load", directory, required=required, fallback=fallback)
 
     def save_states(self, fname: Any, dump_optimizer: bool) -> None:
-        """Write the optimizer's state alone."""
+        """Write the optimizer's state alone; collective."""
         verb = "save_optimizer_states"
         with self._session.verb(verb):
             self._need_optimizer(verb)
             self._save(verb, fname, values=False, config=dump_optimizer)
 
     def load_states(self, fname: Any) -> None:
-        """Take the optimizer's state alone."""
+        """Take the optimizer's state alone; collective."""
         verb = "load_optimizer_states"
         with self._session.verb(verb):
             self._need_optimizer(verb)

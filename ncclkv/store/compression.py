@@ -26,7 +26,7 @@ class Compression(Component):
     # Verbs
 
     def set_codec(self, parameters: Any, keys: Any) -> None:
-        """Encode gradients of keys from now on, or do so no more."""
+        """Encode gradients of keys from now on, or do so no more; collective."""
         with self._session.verb(_VERB):
             self._calls.record(_VERB)
             rule, _ = propose(self._comm, _VERB, lambda: self._proposed(parameters, keys))

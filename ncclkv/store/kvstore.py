@@ -151,9 +151,9 @@ are ints, such as 3; use one kind
         out: ArrayLike | Arrays,
         priority: int = 0,
     ) -> None:
-        """Give all ranks rank 0's value: `init`, or `reset` of an existing key, then `pull`.
+        """Give all ranks rank 0's value: `init` or `reset`, then `pull`; collective.
 
-        Collective.
+        A new key is initialised, and an existing key is reset.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ are ints, such as 3; use one kind
         self._transfers.assign_and_pull(key, value, out, priority)
 
     def value(self, key: KeyLike) -> Array:
-        """Return a key's value as of the last flush of its bucket, without a copy; local.
+        """Return a view of a key's value as of its bucket's last flush; local, but may wait for it.
 
         Parameters
         ----------
@@ -193,7 +193,7 @@ are ints, such as 3; use one kind
             raise
 
     def grad_view(self, key: KeyLike) -> Array:
-        """Return a key's gradient in its bucket, from which a push copies nothing; local.
+        """Return a key's gradient, from which a push copies nothing; local, but waits for a flush.
 
         Parameters
         ----------

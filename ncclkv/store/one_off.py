@@ -52,7 +52,7 @@ class OneOff(Component):
     # Verbs
 
     def reduce_over_ranks(self, x: Any, op: Any, out: Any) -> Any:
-        """Return the reductions of arrays over all ranks, or write them to `out`."""
+        """Return the reductions of arrays over all ranks, or write them to `out`; collective."""
         with self._reducing:
             with self._session.checks:
                 if not isinstance(op, str):
@@ -74,7 +74,7 @@ class OneOff(Component):
             return given.returned(map(self._as_given, given.items, results))
 
     def gather_from_ranks(self, x: Any, out: Any) -> Any:
-        """Return all ranks' arrays, stacked in rank order, or write them to `out`."""
+        """Return all ranks' arrays, stacked in rank order, or write them to `out`; collective."""
         with self._gathering:
             with self._session.checks:
                 given = self._given("allgather", x)

@@ -62,7 +62,7 @@ class Overlaps(Component):
 
     @contextmanager
     def overlap_block(self, keys: Any, missing: Any) -> Iterator[None]:
-        """Take the pushes of all threads in a block, and launch each bucket in its turn."""
+        """Take pushes of all threads in a block; launch each bucket in its turn; collective."""
         session = self._session
         with session.verb("overlap", allowed_inside=(IN_UNEVEN,)):
             with session.checks:

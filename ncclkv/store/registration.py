@@ -48,19 +48,19 @@ class Registration(Component):
     # Verbs
 
     def initialize(self, key: Any, value: Any, op: Any) -> None:
-        """Give new keys their first value."""
+        """Give new keys their first value; collective."""
         with self._session.verb("init"):
             self.assign(
                 "init", lambda: self.check_values("init", single("init", key, value), [], op)
             )
 
     def initialize_sums(self, key: Any, like: Any, op: Any) -> None:
-        """Make new keys without values, of the shapes and dtypes of arrays."""
+        """Make new keys without values, of the shapes and dtypes of arrays; collective."""
         with self._session.verb("init"):
             self.assign("init", lambda: self._check_new("init", single("init", key, like), op))
 
     def replace_values(self, key: Any, value: Any, *, reset_states: Any) -> None:
-        """Replace the values of keys that the store has."""
+        """Replace the values of keys that the store has; collective."""
 
         def make() -> Assignment:
             resets = check_flag("reset: reset_states", reset_states)
@@ -71,7 +71,7 @@ class Registration(Component):
             self.assign("reset", make)
 
     def view_value(self, key: Any) -> Array:
-        """Return a key's value as of the last flush, without a copy."""
+        """Wait for sums in flight; return a key's value as of the last flush, without a copy."""
         with self._session.verb("value", allowed_inside=BLOCKS):
             name = one_key(key)
             self.assign_slot(name)

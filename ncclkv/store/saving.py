@@ -111,7 +111,7 @@ class Saving(Component):
         self._items = {}
 
     def assist(self, request: tuple[str, Any]) -> None:
-        """Take this rank's part in the leader's `fill`; run on the other ranks."""
+        """Take this rank's part in the leader's `fill`; collective, run on the other ranks."""
         kind, arguments = request
         if kind == "write":
             self._write(*arguments)

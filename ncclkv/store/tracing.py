@@ -136,7 +136,7 @@ class Tracing(Component):
                 self._first.ping(index, concurrency.perf_counter() - begin)
 
     def compare_clocks_at_end(self) -> None:
-        """Compare clocks before the store's close, which does not wait for a rank that has left."""
+        """Compare clocks before the close; collective, but waits for no rank that has left."""
         try:
             self.compare_clocks()
         except RankLost as lost:

@@ -53,7 +53,7 @@ class Transfers(Component):
     # Verbs
 
     def push_arrays(self, key: Any, value: Any, priority: Any) -> None:
-        """Reduce arrays over all ranks, into the values of their keys."""
+        """Reduce arrays over all ranks, into the values of their keys; collective."""
         with self._pushing:
             if type(priority) is not int or priority:
                 priority = check.priority("push", priority)
@@ -69,7 +69,7 @@ class Transfers(Component):
                 self._record_and_push("push", key, push, row, priority)
 
     def push_in_place(self, push: Push, row: Sequence[Array]) -> None:
-        """Reduce gradients that lie in their places, and were checked when the push was planned."""
+        """Reduce gradients that lie in their places, checked by an earlier plan; collective."""
         with self._pushing:
             if self._block is not None:
                 self._block.add_push(push, row, 0)
@@ -79,7 +79,7 @@ class Transfers(Component):
     def pull_arrays(
         self, key: Any, out: Any, priority: Any, *, local: Any
     ) -> Array | list[Array] | None:
-        """Copy values into the arrays of `out`, or into new arrays, and return these."""
+        """Copy values into `out`, or into new arrays to return; collective, unless `local`."""
         with self._pulling:
             if type(priority) is not int or priority:
                 check.priority("pull", priority)
@@ -103,7 +103,7 @@ class Transfers(Component):
         return made
 
     def push_and_pull(self, key: Any, value: Any, out: Any, priority: Any) -> None:
-        """Push all keys, then pull all keys."""
+        """Push all keys, then pull all keys; collective."""
         with self._pushpulling:
             priority = check.priority("pushpull", priority)
             out = value if out is None else out
@@ -125,7 +125,7 @@ class Transfers(Component):
             self._end_push(pull, outs)
 
     def assign_and_pull(self, key: Any, value: Any, out: Any, priority: Any) -> None:
-        """Give all ranks rank 0's values of new or old keys, then pull them."""
+        """Give all ranks rank 0's values of new or old keys, then pull them; collective."""
         with self._session.verb("broadcast", raises=True):
             check.priority("broadcast", priority)
             layout = self._engine.layout
@@ -147,7 +147,7 @@ class Transfers(Component):
             self._flush_and_read(pull, row)
 
     def lend_gradient(self, key: Any) -> Array:
-        """Return a key's gradient in its bucket, for the program to write."""
+        """Wait for sums in flight; return a key's gradient for the program to write."""
         with self._viewing:
             name = one_key(key)
             if self._block is not None:
@@ -157,7 +157,7 @@ class Transfers(Component):
 
     @contextmanager
     def group_calls(self) -> Iterator[None]:
-        """Collect the pushes and pulls of a block, and execute them at its end."""
+        """Collect the pushes and pulls of a block, and execute them at its end; collective."""
         with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
             self._calls.record("group")
             group = Group(self._engine)

@@ -128,9 +128,10 @@ class UpdaterStates(Component):
         return None
 
     def install(self, verb: str, manifest: Manifest, arrays: Mapping[str, Array]) -> None:
-        """Send the saved state to all ranks; call ``load_state_dict`` on the ranks that update.
+        """Send the saved state to all ranks, and load it on those that update; collective.
 
-        Collective.  `arrays` are the checkpoint's tensors, on the leader alone.
+        These ranks call ``load_state_dict``.  `arrays` are the checkpoint's tensors, on the leader
+        alone.
 
         Raises
         ------

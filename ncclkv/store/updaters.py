@@ -34,12 +34,12 @@ class Updaters(Component):
     # Verbs
 
     def use_function(self, updater: Any) -> None:
-        """Fold sums into values by a function of the program."""
+        """Fold sums into values by a function of the program; collective."""
         with self._session.verb("set_updater", raises=True):
             self._use("set_updater", lambda: (self._function_rule(updater), ["an updater"]))
 
     def use_optimizer(self, optimizer: Any, *, reset_states: Any) -> None:
-        """Fold sums into values by an optimizer."""
+        """Fold sums into values by an optimizer; collective."""
         from ncclkv.engine.fused_rule import FusedRule  # a store that only sums needs none
 
         with self._session.verb("set_optimizer", raises=True):
@@ -59,7 +59,7 @@ class Updaters(Component):
             self._calls.agree_hyperparameters(config)
 
     def keep_sums(self) -> None:
-        """Let all keys have sums alone, which stay in the gradients; the store has no keys yet."""
+        """Let all later keys have sums alone, which stay in the gradients; collective."""
         with self._session.verb("set_updater", raises=True):
             self._use("set_updater", lambda: (KeepSums(), ["sums"]))
             self._engine.layout.has_values = False

@@ -140,7 +140,7 @@ class Waiting(Component):
         session.raise_updater_error()
 
     def leave_block(self, error: BaseException | None) -> None:
-        """End the store's ``with`` block, which `error` has left if it is not None."""
+        """Close the store at the end of its ``with`` block; collective, unless `error` left it."""
         if error is None:
             self.close_store()
         elif not self._session.closed:
