@@ -78,11 +78,11 @@ class Half:
             _narrow(gradients, residual, words)
             return
         wide = np.empty(min(TILE, gradients.size), np.float32)
-        for part in ranges(gradients.size, TILE):
-            tile = wide[: part.stop - part.start]
+        for block in ranges(gradients.size, TILE):
+            tile = wide[: block.stop - block.start]
             with np.errstate(all="ignore"):
-                np.copyto(tile, gradients[part], casting="same_kind")
-            _narrow(tile, None if residual is None else residual[part], words[part])
+                np.copyto(tile, gradients[block], casting="same_kind")
+            _narrow(tile, None if residual is None else residual[block], words[block])
 
     def decode(self, payload: Array, out: Array) -> None:
         """Set `out`, an ndarray of float32 or float64, to the elements of a payload or of a sum."""
@@ -92,10 +92,10 @@ class Half:
             return
         wide = np.empty(min(TILE, out.size), np.float32)
         with np.errstate(invalid="ignore"):  # of a signalling NaN
-            for part in ranges(out.size, TILE):
-                tile = wide[: part.stop - part.start]
-                widen(words[part], tile)
-                out[part] = tile
+            for block in ranges(out.size, TILE):
+                tile = wide[: block.stop - block.start]
+                widen(words[block], tile)
+                out[block] = tile
 
 
 class FP16(Half):

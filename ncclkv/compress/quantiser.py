@@ -114,9 +114,9 @@ class Quantiser(ABC):
         beyond, end = 0, 0
         of_tile = np.empty((TILE, self.bits), np.bool_)
         with np.errstate(all="ignore"):
-            for part in ranges(gradients.size, TILE):
-                sums = residual[part]
-                sums += gradients[part]
+            for block in ranges(gradients.size, TILE):
+                sums = residual[block]
+                sums += gradients[block]
                 bits = of_tile[: sums.size]
                 self.quantise(sums, bits)
                 codes = np.packbits(bits)

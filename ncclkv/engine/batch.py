@@ -31,7 +31,7 @@ class Push:
     ----------
     indices : dict of key to sequence of int
         The keys in the order given, and the indices of their arrays.
-    parts : sequence of StoredPush
+    by_bucket : sequence of StoredPush
         One for each bucket, in the order of buckets.
     logged : LoggedKeys
         The keys in the call log.
@@ -44,16 +44,16 @@ class Push:
     """
 
     indices: dict[Key, Indices]
-    parts: Sequence[StoredPush]
+    by_bucket: Sequence[StoredPush]
     logged: LoggedKeys = field(default_factory=LoggedKeys)
     several: bool = field(init=False)
     in_place: bool = field(init=False)
     whole: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.several = any(part.several for part in self.parts)
-        self.in_place = any(part.in_place for part in self.parts)
-        self.whole = all(part.whole for part in self.parts)
+        self.several = any(stored.several for stored in self.by_bucket)
+        self.in_place = any(stored.in_place for stored in self.by_bucket)
+        self.whole = all(stored.whole for stored in self.by_bucket)
 
     def check_free(self, *, missing_zeros: bool) -> None:
         """Refuse a push whose gradients are in use.
@@ -64,17 +64,17 @@ class Push:
         ------
         UsageError
         """
-        for part in self.parts:
-            state = part.state
+        for stored in self.by_bucket:
+            state = stored.state
             if missing_zeros:
-                for key in part.keys & state.waiting:
+                for key in stored.keys & state.waiting:
                     raise UsageError(
                         f"push of key {key!r}: the key was pushed and not flushed, and with "
                         f"missing='zeros' other ranks may not have pushed it; pull a key, or call "
                         f"wait(), between two pushes",
                         key=key,
                     )
-            for slot in part.in_place:
+            for slot in stored.in_place:
                 if state.works or state.needs(slot.entry.key):
                     raise UsageError(
                         f"push of key {slot.entry.key!r}: its grad_view was pushed and not "
@@ -122,7 +122,7 @@ class Pull:
         The key of each array.
     states : sequence of StoredBucket
         The buckets that the pull flushes, in order.
-    parts : sequence of BucketPull
+    by_bucket : sequence of BucketPull
         In the order of buckets.
     to_host : bool
         Whether an array is in host memory.
@@ -139,7 +139,7 @@ class Pull:
 
     keys: Sequence[Key]
     states: Sequence[StoredBucket]
-    parts: Sequence[BucketPull]
+    by_bucket: Sequence[BucketPull]
     to_host: bool
     written: Set[StoredBucket]
     before: Sequence[StoredBucket]
@@ -177,11 +177,11 @@ def plan_push(
                 if within[index]:
                     listed[index] = kernels.copy(listed[index])
         start += len(arrays)
-    parts = tuple(
+    stored = tuple(
         STORAGES[found[0].state.bucket.storage].push(found, indices, in_place, len(listed))
         for _, found in sorted(buckets.items())
     )
-    return Push(indices, parts), listed
+    return Push(indices, stored), listed
 
 
 def plan_pull(reads: Sequence[tuple[Key, Array]], layout: Layout) -> tuple[Pull, list[Array]]:
@@ -203,17 +203,17 @@ def plan_pull(reads: Sequence[tuple[Key, Array]], layout: Layout) -> tuple[Pull,
     last = {same: index for index, same in enumerate(identities(outs))}
     sources = [layout.source(key) for key, _ in reads]
     states = {state.bucket.index: state for state, _ in sources if state is not None}
-    by_bucket: dict[int, list[int]] = {}
+    indices_of: dict[int, list[int]] = {}
     for index in last.values():
         state, _ = sources[index]
-        by_bucket.setdefault(-1 if state is None else state.bucket.index, []).append(index)
-    parts = tuple(
+        indices_of.setdefault(-1 if state is None else state.bucket.index, []).append(index)
+    pulls = tuple(
         BucketPull(
             states.get(bucket_index),
             tuple(sources[index][1] for index in indices),
             as_range(indices),
         )
-        for bucket_index, indices in sorted(by_bucket.items())
+        for bucket_index, indices in sorted(indices_of.items())
     )
     flushed = tuple(states[bucket_index] for bucket_index in sorted(states))
     lent = {
@@ -222,12 +222,12 @@ def plan_pull(reads: Sequence[tuple[Key, Array]], layout: Layout) -> tuple[Pull,
         if found is not None
     }
     crossed = {state for source, state in lent if source is not state}
-    # An array given for several keys takes the last key's value: a bucket may have no part.
-    apart = {*flushed} - {part.state for part in parts}
+    # An array given for several keys takes the last key's value: a bucket may have none.
+    apart = {*flushed} - {each.state for each in pulls}
     pull = Pull(
         keys=[key for key, _ in reads],
         states=flushed,
-        parts=parts,
+        by_bucket=pulls,
         to_host=any(map(is_on_host, outs)),
         written={state for _, state in lent},
         before=tuple(state for state in flushed if state in crossed or state in apart),

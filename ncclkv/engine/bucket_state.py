@@ -133,13 +133,13 @@ class BucketState(StoredBucket):
     def _spans_of(self, keys: Set[Key]) -> list[Span]:
         """Return the ranges that hold `keys` of one reduction and no other key, in their order."""
         if not self.coded:
-            return [self.span(bounds) for bounds in plan.spans(self.bucket, keys)]
+            return [self.span(bounds) for bounds in plan.ranges(self.bucket, keys)]
         groups: dict[Reduction | None, set[Key]] = {}
         for key in keys:
             groups.setdefault(self.coded.get(key), set()).add(key)
         found = []
         for reduction, group in groups.items():
-            for bounds in plan.spans(self.bucket, group):
+            for bounds in plan.ranges(self.bucket, group):
                 span = self.span(bounds)
                 span.reduction = reduction
                 found.append(span)

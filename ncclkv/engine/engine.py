@@ -271,7 +271,7 @@ class Engine:
         if self.policy.allows_missing:
             # Ranks may push different keys: the flush counts the updates, equally on all ranks.
             return self.updates.rule.step()
-        return self.updates.rule.step(map(StoredPush.pushed, push.parts))
+        return self.updates.rule.step(map(StoredPush.pushed, push.by_bucket))
 
     def pack_and_launch(self, push: Push, arrays: Sequence[Array], step: Any) -> None:
         """Pack a push, and launch the buckets that the policy selects; collective.
@@ -294,23 +294,23 @@ class Engine:
         compares = not policy.allows_missing
         if compares and self.updates.rule.norms is not None:
             policy.end_norm(step)
-        for part in push.parts:
-            state = part.state
+        for stored in push.by_bucket:
+            state = stored.state
             # Seldom does any key wait, and `conflicts` is a call more.
             occupied = state.waiting or state.deferred
-            if occupied and state.conflicts(part.keys, step if compares else state.step):
+            if occupied and state.conflicts(stored.keys, step if compares else state.step):
                 policy.make_room(state)
         # Each bucket is launched before the next is packed: the collective overlaps the packing.
-        for part in push.parts:
-            lent = part.lend(arrays) if part.state.coded and self._encodes_at_once else None
+        for stored in push.by_bucket:
+            lent = stored.lend(arrays) if stored.state.coded and self._encodes_at_once else None
             if lent is not None:
-                self._encode(part, arrays, lent, step)
+                self._encode(stored, arrays, lent, step)
                 continue
-            self._pack(part, arrays, step)
+            self._pack(stored, arrays, step)
             self.updates.applying = True
             if self.recorder is not None:
-                self.recorder.check_launch(part.state)
-            policy.packed(part.state)
+                self.recorder.check_launch(stored.state)
+            policy.packed(stored.state)
         if self.updates.rule.by_key:
             policy.update_by_key(push.indices)
         self.updates.applying = False
@@ -322,17 +322,17 @@ class Engine:
 
     def _assign(self, push: Push, arrays: Sequence[Array]) -> None:
         """Copy whole buckets straight into the weights: the sum over one rank is its own array."""
-        for part in push.parts:
-            state = part.state
+        for stored in push.by_bucket:
+            state = stored.state
             self._reducer.launch(state)
             state.complete()
-            part.copy_in(arrays, self.kernels, self.events, to_weights=True)
+            stored.copy_in(arrays, self.kernels, self.events, to_weights=True)
             state.end_assignment()
 
     def pack(self, push: Push, arrays: Sequence[Array]) -> None:
         """Write this rank's sum of each key's arrays to the key's gradient; launch nothing."""
-        for part in push.parts:
-            self._pack(part, arrays, part.state.step)
+        for stored in push.by_bucket:
+            self._pack(stored, arrays, stored.state.step)
 
     def stage(self, push: Push, arrays: Sequence[Array]) -> None:
         """Pack a push of a block, which launches it later; an error leaves nothing of it."""
@@ -342,34 +342,34 @@ class Engine:
             self.drop(push.indices)
             raise
 
-    def _pack(self, part: StoredPush, arrays: Sequence[Array], step: Any) -> None:
+    def _pack(self, stored: StoredPush, arrays: Sequence[Array], step: Any) -> None:
         """Write the sums of one bucket's keys to their gradients, under an optimizer's step."""
-        state = part.state
+        state = stored.state
         if self.recorder is not None:
             self.recorder.include(state)
         if state.works:
             state.complete()
-        part.copy_in(arrays, self.kernels, self.events)
-        state.push(part.keys, step)
+        stored.copy_in(arrays, self.kernels, self.events)
+        state.push(stored.keys, step)
 
     def _encode(
         self,
-        part: StoredPush,
+        stored: StoredPush,
         arrays: Sequence[Array],
         lent: AbstractContextManager[None],
         step: Any,
     ) -> None:
         """Launch a push whose arrays are encoded where they are, without a copy of them."""
-        state = part.state
+        state = stored.state
         state.complete()
-        state.push(part.keys, step)
+        state.push(stored.keys, step)
         self.updates.applying = True
         try:
             with lent:
                 self.policy.packed(state)
         except BaseException:
             # The keys wait for another launch, which finds their gradients in the bucket.
-            part.copy_in(arrays, self.kernels, self.events)
+            stored.copy_in(arrays, self.kernels, self.events)
             raise
 
     def step_of(self, keys: Iterable[Key], *, packed: bool) -> Any:
@@ -492,16 +492,16 @@ class Engine:
         for state in pull.before:
             if state.works:
                 state.complete()
-        for part in pull.parts:
-            if part.state is not None and part.state.works:
-                part.state.complete()
-            selected = outs if len(part.indices) == len(outs) else select(outs, part.indices)
+        for pulled in pull.by_bucket:
+            if pulled.state is not None and pulled.state.works:
+                pulled.state.complete()
+            selected = outs if len(pulled.indices) == len(outs) else select(outs, pulled.indices)
             if self.events.listeners:
-                part.copy_observed(selected, self.kernels, self.events)
+                pulled.copy_observed(selected, self.kernels, self.events)
             else:
-                part.table = self.kernels.unpack_all(part.sources, selected, part.table)
-            if part.state is None:  # first values, which this pull's flush may have dropped
-                self._comm.keep_alive(*part.sources)
+                pulled.table = self.kernels.unpack_all(pulled.sources, selected, pulled.table)
+            if pulled.state is None:  # first values, which this pull's flush may have dropped
+                self._comm.keep_alive(*pulled.sources)
 
     def keep(self, arrays: Sequence[Array]) -> None:
         """Keep arrays alive until the stream has finished reading them."""

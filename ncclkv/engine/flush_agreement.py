@@ -32,7 +32,7 @@ from ncclkv.errors import OrderMismatch
 from ncclkv.table.registry import Key
 
 
-class Part(IntEnum):
+class Role(IntEnum):
     """Role of a rank in a flush."""
 
     PUSHES = 0
@@ -55,7 +55,7 @@ class Contribution(NamedTuple):
         Indices of the buckets that the rank will read after the flush.
     hyperparameters : Any
         The optimizer's hyperparameters on the rank; None if all ranks push the same keys.
-    part : Part
+    role : Role
     failure : str or None
         Text of the updater's exception on the rank, if the rank has not sent it before.
     """
@@ -64,7 +64,7 @@ class Contribution(NamedTuple):
     nonfinite: frozenset[int]
     buckets: tuple[int, ...]
     hyperparameters: Any
-    part: Part
+    role: Role
     failure: str | None
 
 
@@ -102,13 +102,13 @@ class AgreedFlush(FlushPolicy):
 
     def drain(self) -> None:
         """Wait until all ranks are drained, and take part in their flushes; collective."""
-        wanted, part = self._layout.states, Part.LEAVES
+        wanted, role = self._layout.states, Role.LEAVES
         if not any(state.waiting for state in wanted):
-            wanted, part = [], Part.DRAINED
-        while self._flush(wanted, part):
-            wanted, part = [], Part.DRAINED
+            wanted, role = [], Role.DRAINED
+        while self._flush(wanted, role):
+            wanted, role = [], Role.DRAINED
 
-    def _flush(self, wanted: Sequence[StoredBucket], part: Part = Part.PUSHES) -> int:
+    def _flush(self, wanted: Sequence[StoredBucket], role: Role = Role.PUSHES) -> int:
         """Exchange contributions, reduce the keys pushed, and publish the buckets that ranks read.
 
         Returns
@@ -124,10 +124,10 @@ class AgreedFlush(FlushPolicy):
             On every rank, with ``nonfinite="raise"``; no rank applies its pushes.
         """
         self._layout.seal()
-        mine = self._contribution(wanted, part)
+        mine = self._contribution(wanted, role)
         received = self._comm.control.allgather(tuple(mine), "the keys pushed")
         all_ranks = [Contribution(*each) for each in received]
-        active = sum(each.part != Part.DRAINED for each in all_ranks)
+        active = sum(each.role != Role.DRAINED for each in all_ranks)
         senders = self._senders(all_ranks)
         if any(each.nonfinite for each in all_ranks):
             for state in self._layout.states:
@@ -137,7 +137,7 @@ class AgreedFlush(FlushPolicy):
             senders = {}
         self._updates.receive([each.failure for each in all_ranks])
         self._reduce(
-            senders, self._step(all_ranks, senders, adopts=part != Part.PUSHES and active > 0)
+            senders, self._step(all_ranks, senders, adopts=role != Role.PUSHES and active > 0)
         )
         # Also before no read here: a rank that leaves an uneven block reads meanwhile.
         indices = sorted({index for each in all_ranks for index in each.buckets})
@@ -161,7 +161,7 @@ class AgreedFlush(FlushPolicy):
             return None
         rule, leader = self._updates.rule, self._updates.placement.leader
         first = min(
-            range(len(all_ranks)), key=lambda rank: (all_ranks[rank].part, rank != leader, rank)
+            range(len(all_ranks)), key=lambda rank: (all_ranks[rank].role, rank != leader, rank)
         )
         hyperparameters = all_ranks[first].hyperparameters
         if adopts:
@@ -190,7 +190,7 @@ class AgreedFlush(FlushPolicy):
             self._kernels.pack(copy, gradient)
         self._comm.keep_alive(*(copy for _, copy in lent))
 
-    def _contribution(self, wanted: Sequence[StoredBucket], part: Part) -> Contribution:
+    def _contribution(self, wanted: Sequence[StoredBucket], role: Role) -> Contribution:
         """Return this rank's message; `wanted` are the buckets that it will read."""
         registry, report = self._layout.registry, self._report
         waiting = [state for state in self._layout.states if state.waiting]
@@ -202,7 +202,7 @@ class AgreedFlush(FlushPolicy):
             ),
             tuple(state.bucket.index for state in wanted),
             self._updates.rule.hyperparameters() if self.allows_missing else None,
-            part,
+            role,
             self._updates.failure,
         )
 
@@ -233,10 +233,10 @@ class AgreedFlush(FlushPolicy):
         """
         pushed = frozenset().union(*(each.pushed for each in all_ranks))
         specs = [spec for spec in self._layout.registry if spec.index in pushed]
-        active = frozenset(rank for rank, each in enumerate(all_ranks) if each.part != Part.DRAINED)
+        active = frozenset(rank for rank, each in enumerate(all_ranks) if each.role != Role.DRAINED)
         if self._missing_zeros:
             return dict.fromkeys((spec.key for spec in specs), active)
-        pushing = [rank for rank, each in enumerate(all_ranks) if each.part == Part.PUSHES]
+        pushing = [rank for rank, each in enumerate(all_ranks) if each.role == Role.PUSHES]
         senders: dict[Key, Senders] = {}
         for spec in specs:
             having = [rank for rank, each in enumerate(all_ranks) if spec.index in each.pushed]

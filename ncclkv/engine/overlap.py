@@ -111,8 +111,8 @@ class OrderedLaunch:
             self._refuse(push)
         self._engine.stage(push, arrays)
         self._threads.update(dict.fromkeys(push.indices, concurrency.current_thread().name))
-        for part in push.parts:
-            self._waiting[part.state.bucket.index] -= len(part.keys)
+        for stored in push.by_bucket:
+            self._waiting[stored.state.bucket.index] -= len(stored.keys)
         if self._launcher in (None, concurrency.get_ident()):
             self._launch_ready()
             self._advance()

@@ -200,7 +200,7 @@ class Verify:
         """
         if pull.keys and self._is_due():
             # An array given for several keys holds the value of the last key only.
-            indices = [index for part in pull.parts for index in part.indices]
+            indices = [index for each in pull.by_bucket for index in each.indices]
             written = [(pull.keys[index], outs[index]) for index in indices]
             if self._compare(list(dict.fromkeys(pull.keys)), written):
                 self._engine.read_values(pull, outs)

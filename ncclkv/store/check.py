@@ -172,21 +172,21 @@ def check_disjoint(verb: str, writes: Sequence[tuple[Key, Array]], owners: str =
     if begins is not None and lie_apart(views, begins):
         return
     distinct = {identity(view): (key, view) for key, view in writes if view.size}
-    spans = sorted(
-        ((bounds(view), key, view) for key, view in distinct.values()), key=lambda span: span[0]
+    extents = sorted(
+        ((bounds(view), key, view) for key, view in distinct.values()), key=lambda each: each[0]
     )
-    open_spans: list[tuple[int, Key, Array]] = []
-    for (low, high), key, view in spans:
-        open_spans = [other for other in open_spans if other[0] > low]
-        for _, other_key, other in open_spans:
+    open_extents: list[tuple[int, Key, Array]] = []
+    for (low, high), key, view in extents:
+        open_extents = [other for other in open_extents if other[0] > low]
+        for _, other_key, other in open_extents:
             _refuse_shared(verb, owners, (other_key, other), (key, view))
-        open_spans.append((high, key, view))
+        open_extents.append((high, key, view))
 
 
 def _refuse_shared(
     verb: str, owners: str, one: tuple[Key, Array], other: tuple[Key, Array]
 ) -> None:
-    """Refuse two arrays whose spans overlap, unless they interleave without sharing an element."""
+    """Refuse two arrays whose extents overlap, unless they interleave and share no element."""
     if share(one[1], other[1]):
         raise UsageError(
             f"{verb}: the arrays to write for {owners} {one[0]!r} and {other[0]!r} overlap in "

@@ -232,7 +232,7 @@ def call_bytes(length: int) -> int:
 
 
 def _addresses(items: Sequence[Any]) -> bytes:
-    """Return the addresses of objects, which is the ``id`` of each, as one piece of memory."""
+    """Return the addresses of objects, which is the ``id`` of each, one after another."""
     return np.fromiter(items, object, len(items)).tobytes()
 
 

@@ -2,7 +2,7 @@
 
 These calls use neither buckets nor flushes: pushes that wait stay where they are.  One collective
 in place reduces all arrays of a dtype, and the result is copied to a new array or to `out`.
-Neighbours map the staging memory; any other array would be copied in pieces.  An allgather without
+Neighbours map the staging memory; any other array would be copied in chunks.  An allgather without
 `out` receives straight into the new array.
 
 The code of a call is a hash of its dtypes, shapes and op.  So ranks that give other arrays find the

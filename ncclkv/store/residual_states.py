@@ -42,10 +42,10 @@ _log = logging.getLogger("ncclkv")
 
 _FLOAT32 = np.dtype(np.float32)
 
-_PART_BYTES = 64 * 1024 * 1024
+_BATCH_BYTES = 64 * 1024 * 1024
 """Size of the residuals that are sent at a time; a larger tensor is sent by itself."""
 
-Parts = list[tuple[Piece, Array]]
+PieceArrays = list[tuple[Piece, Array]]
 """The residuals in a file: whole tensors, and pieces."""
 
 
@@ -109,7 +109,7 @@ class ResidualStates(Component):
 
     # Loading
 
-    def install(self, verb: str, manifest: Manifest, files: Iterable[Parts]) -> None:
+    def install(self, verb: str, manifest: Manifest, files: Iterable[PieceArrays]) -> None:
         """Add the saved residuals to those of the store, which are zero; collective.
 
         Parameters
@@ -221,14 +221,14 @@ class _Deal:
         self._senders = senders
         self._first: dict[tuple[int, int], int] = {}
 
-    def run(self, verb: str, files: Iterable[Parts]) -> Generator[None, None, None]:
+    def run(self, verb: str, files: Iterable[PieceArrays]) -> Generator[None, None, None]:
         """Send the residuals of each file, and yield after each file; run on the leader.
 
         The other ranks wait in `run_on_one_rank` with `take`.
         """
         for found in files:
             parts = [part for part in found if parse_name(part[0].tensor)[0] in self._senders]
-            for batch in batches(parts, lambda part: part[1].nbytes, _PART_BYTES):
+            for batch in batches(parts, lambda part: part[1].nbytes, _BATCH_BYTES):
                 names = [piece for piece, _ in batch]
                 request_assistance(self._comm, self._leader, verb, names)
                 self.take(names, [array for _, array in batch])

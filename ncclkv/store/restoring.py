@@ -25,7 +25,7 @@ from ncclkv.store.residual_states import ResidualStates
 from ncclkv.store.updater_states import UpdaterStates
 from ncclkv.table.registry import DENSE, KeySpec
 
-_PART_BYTES = 64 * 1024 * 1024
+_BATCH_BYTES = 64 * 1024 * 1024
 """Size of the keys that are broadcast at a time; a larger key is broadcast by itself."""
 
 _SHOWN = 3
@@ -138,8 +138,8 @@ class Restoring(Component):
         self, manifest: Manifest, arrays: Mapping[str, Array], *, new: bool
     ) -> None:
         """Broadcast the values to all ranks."""
-        for part in _parts(manifest):
-            specs = [spec for spec, _, _ in part]
+        for batch in _batches(manifest):
+            specs = [spec for spec, _, _ in batch]
             wanted = [(value_name(spec.index), Tensor(spec.shape, spec.dtype)) for spec in specs]
             given = from_rank(
                 self._comm, _arrays_or_zeros(wanted, arrays), self._engine.placement.leader
@@ -155,24 +155,24 @@ class Restoring(Component):
         """Broadcast the optimizer's state of each key to the ranks that update."""
         layout, placement = self._engine.layout, self._engine.placement
         layout.seal()
-        for part in _parts(manifest):
+        for batch in _batches(manifest):
             wanted = [
                 (state_name(spec.index, name), Tensor(spec.shape, dtype))
-                for spec, states, _ in part
+                for spec, states, _ in batch
                 for name, dtype in states.items()
             ]
             given: list[Array] = _arrays_or_zeros(wanted, arrays)
             if (placement.replicated or placement.divides) and given:
                 given = from_rank(self._comm, given, placement.leader)
-            for spec, _, updates in part:
+            for spec, _, updates in batch:
                 slot = layout[spec.key]
                 rule = self._engine.rule_of(slot)
                 rule.reset(slot)
                 rule.set_count(slot, updates)
             if not placement.updates:
                 continue
-            slots = [layout[spec.key] for spec, states, _ in part for _ in states]
-            names = [name for _, states, _ in part for name in states]
+            slots = [layout[spec.key] for spec, states, _ in batch for _ in states]
+            names = [name for _, states, _ in batch for name in states]
             for slot, name, array in zip(slots, names, given, strict=True):
                 rule = self._engine.rule_of(slot)
                 lo, hi = rule.part(slot)
@@ -229,6 +229,6 @@ def _arrays_or_zeros(
     ]
 
 
-def _parts(manifest: Manifest) -> Iterator[list[SavedKey]]:
-    """Return the keys in parts of about `_PART_BYTES`."""
-    return batches(manifest.keys, lambda key: key.spec.nbytes, _PART_BYTES)
+def _batches(manifest: Manifest) -> Iterator[list[SavedKey]]:
+    """Return the keys in batches of about `_BATCH_BYTES`."""
+    return batches(manifest.keys, lambda key: key.spec.nbytes, _BATCH_BYTES)

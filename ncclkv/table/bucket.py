@@ -85,19 +85,19 @@ class Bucket:
         """Index of each key's entry: another name of `entry_indices`."""
         return self.entry_indices
 
-    def runs(self, keys: Iterable[Key]) -> list[Range]:
+    def ranges(self, keys: Iterable[Key]) -> list[Range]:
         """Return the longest ranges that hold `keys` and no other key."""
-        runs: list[Range] = []
+        found: list[Range] = []
         before = None
         for index in sorted(map(self.entry_indices.__getitem__, keys)):
             entry = self.entries[index]
             if before is not None and index == before + 1:
                 # The padding between two keys is reduced with them: it is zero on all ranks.
-                runs[-1] = (runs[-1][0], entry.hi)
+                found[-1] = (found[-1][0], entry.hi)
             else:
-                runs.append((entry.lo, entry.hi))
+                found.append((entry.lo, entry.hi))
             before = index
-        return [(lo, hi) for lo, hi in runs if lo < hi]
+        return [(lo, hi) for lo, hi in found if lo < hi]
 
 
 def make_buckets(

@@ -12,11 +12,11 @@ from ncclkv.table.names import listed
 from ncclkv.table.registry import Key
 
 
-def spans(bucket: Bucket, keys: Set[Key]) -> list[Range]:
+def ranges(bucket: Bucket, keys: Set[Key]) -> list[Range]:
     """Return the ranges of a bucket that hold `keys` and no other key: one collective each."""
     if len(keys) == len(bucket.entries):
         return [(0, bucket.count)] if bucket.count else []
-    return bucket.runs(keys)
+    return bucket.ranges(keys)
 
 
 def divide(buckets: Iterable[Bucket], loads: list[int]) -> list[list[int]]:
@@ -85,10 +85,10 @@ def label(bucket: Bucket, span: Range) -> str:
     return f"keys {names[0]} to {names[1]} of bucket {bucket.index}"
 
 
-def entries_in(bucket: Bucket, spans: Iterable[Range]) -> list[Entry]:
+def entries_in(bucket: Bucket, within: Iterable[Range]) -> list[Entry]:
     """Return the entries whose elements lie in the ranges of a bucket."""
     lows, entries = bucket.lows, bucket.entries
-    bounds = [(bisect_left(lows, lo), bisect_left(lows, hi)) for lo, hi in spans]
+    bounds = [(bisect_left(lows, lo), bisect_left(lows, hi)) for lo, hi in within]
     return [entry for first, end in bounds for entry in entries[first:end]]
 
 

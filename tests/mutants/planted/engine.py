@@ -236,7 +236,7 @@ MUTANTS = (
     Mutant(
         name="numbers-of-rank-0",
         file=AGREEMENT,
-        old="key=lambda rank: (all_ranks[rank].part, rank != leader, rank)\n",
+        old="key=lambda rank: (all_ranks[rank].role, rank != leader, rank)\n",
         new="key=lambda rank: (0, rank)\n",
         why="the learning rate of a rank that has left is that of all others",
         tests=(THREADS,),

@@ -159,8 +159,8 @@ MUTANTS = (
     Mutant(
         name="push-into-what-flies",
         file="ncclkv/engine/engine.py",
-        old="            state.complete()\n        part.copy_in(",
-        new="            pass\n        part.copy_in(",
+        old="            state.complete()\n        stored.copy_in(",
+        new="            pass\n        stored.copy_in(",
         why="a push overwrites gradients that a collective still reads",
         tests=(
             Selection("2", "nccl/test_standin_store.py", "every_optimizer_push and 3-root"),

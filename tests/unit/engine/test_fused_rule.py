@@ -347,7 +347,7 @@ def test_random_steps_match_a_model(
     for keys, rate, factors in steps:
         optimizer.learning_rate, optimizer.lr_mult = rate, factors
         update = _begin(rule, rule.step(), state, keys)
-        for lo, hi in state.bucket.runs(keys):
+        for lo, hi in state.bucket.ranges(keys):
             for at in range(lo, hi, block):
                 update(at, min(at + block, hi))
         for key in keys:
@@ -459,7 +459,7 @@ def test_parts_of_three_ranks_are_the_whole(
         for rule, state in zip(rules, (whole, *parts), strict=True):
             update = _begin(rule, rule.step(), state, keys)
             own_lo, own_hi = state.part(state.to)
-            for lo, hi in state.bucket.runs(keys):
+            for lo, hi in state.bucket.ranges(keys):
                 for at in range(max(lo, own_lo), min(hi, own_hi), block):
                     update(at, min(at + block, hi, own_hi))
     for rank, (rule, state) in enumerate(zip(rules[1:], parts, strict=True)):

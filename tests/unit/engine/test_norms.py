@@ -85,7 +85,7 @@ def _launch(
 ) -> None:
     state.push(set(keys), rule.step())
     rule.count_update(state.bucket, state.waiting)
-    spans = [state.span(bounds) for bounds in state.bucket.runs(keys)]
+    spans = [state.span(bounds) for bounds in state.bucket.ranges(keys)]
     for (_, apply), span in zip(rule.target(state, spans, None), spans, strict=True):
         for lo, hi in ranges:
             lo, hi = max(lo, span.lo) - span.lo, min(hi, span.hi) - span.lo

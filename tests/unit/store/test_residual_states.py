@@ -141,11 +141,11 @@ def load_residuals(directory: Path, update_on: str, name: str = "threads") -> li
 
 
 @pytest.mark.parametrize("update_on", PLACEMENTS)
-@pytest.mark.parametrize("part_bytes", [1, 500, 1 << 26])
+@pytest.mark.parametrize("batch_bytes", [1, 500, 1 << 26])
 def test_other_ranks_get_the_residuals_in_turn(
-    tmp_path: Path, update_on: str, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, update_on: str, batch_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residual_states, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(residual_states, "_BATCH_BYTES", batch_bytes)
     monkeypatch.setattr(writing, "FILE_BYTES", 4096)  # the longest is in several pieces
     saved = run_ranks(4, save_residuals, tmp_path)
     for size in (1, 2, 3, 5, 4):

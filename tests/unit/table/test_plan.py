@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ncclkv.table.bucket import ALIGNMENT, Bucket, make_buckets
 from ncclkv.table.cost import CostModel, Sizing
-from ncclkv.table.plan import divide, explain, label, launch_order, spans
+from ncclkv.table.plan import divide, explain, label, launch_order, ranges
 from ncclkv.table.registry import Key, KeySpec
 from tests.harness.extent import examples
 
@@ -166,7 +166,7 @@ def test_runs_hold_exactly_the_requested_keys(
             continue
         keys = [entry.key for entry in bucket.entries]
         wanted = data.draw(st.sets(st.sampled_from(keys)))
-        runs = bucket.runs(wanted)
+        runs = bucket.ranges(wanted)
         owner = holders(bucket)
         covered = [key for lo, hi in runs for key in owner[lo:hi]]
         sized = {entry.key for entry in bucket.entries if entry.spec.size}
@@ -183,7 +183,7 @@ def test_runs_are_as_long_as_can_be(layout: tuple[list[KeySpec], int], data: st.
     for bucket in make_buckets(*layout):
         keys = [entry.key for entry in bucket.entries]
         wanted = data.draw(st.sets(st.sampled_from(keys)))
-        runs = bucket.runs(wanted)
+        runs = bucket.ranges(wanted)
         for before, after in pairwise(runs):
             # A key without elements has the offset of the key after it.
             between = [e.key for e in bucket.entries if before[1] <= e.lo <= after[0]]
@@ -192,8 +192,8 @@ def test_runs_are_as_long_as_can_be(layout: tuple[list[KeySpec], int], data: st.
 
 def test_an_unrequested_key_without_elements_separates_runs() -> None:
     (bucket,) = make_buckets(specs_of(3, 0, 3), 1024)
-    assert bucket.runs({"k0", "k2"}) == [(0, 3), (64, 67)]
-    assert bucket.runs({"k0", "k1", "k2"}) == [(0, 67)]
+    assert bucket.ranges({"k0", "k2"}) == [(0, 3), (64, 67)]
+    assert bucket.ranges({"k0", "k1", "k2"}) == [(0, 67)]
 
 
 @few
@@ -204,11 +204,11 @@ def test_launches_reduce_the_pushed_keys_and_a_full_bucket_at_once(
     for bucket in make_buckets(*layout):
         keys = [entry.key for entry in bucket.entries]
         pushed = data.draw(st.sets(st.sampled_from(keys)))
-        found = spans(bucket, pushed)
+        found = ranges(bucket, pushed)
         if len(pushed) == len(keys):
             assert found == ([(0, bucket.count)] if bucket.count else [])
         else:
-            assert found == bucket.runs(pushed)
+            assert found == bucket.ranges(pushed)
         assert all(label(bucket, span).startswith("key") for span in found)
 
 
@@ -248,7 +248,7 @@ def test_example_launches(
     pushed: list[str], expected: list[tuple[int, int]], labels: list[str]
 ) -> None:
     (bucket,) = make_buckets(specs_of(3, 64, 64, 3), 1 << 20, first=4)
-    found = spans(bucket, set(pushed))
+    found = ranges(bucket, set(pushed))
     assert found == expected
     assert [label(bucket, span) for span in found] == labels
 
