@@ -103,10 +103,10 @@ class ArrayReduction:
         for entry in span.entries:
             if not entry.spec.size:
                 continue
-            part = slice(entry.lo - span.lo, entry.hi - span.lo)
-            arrays = self._staged.take(entry.key) or [span.gradients[part]]
+            within = slice(entry.lo - span.lo, entry.hi - span.lo)
+            arrays = self._staged.take(entry.key) or [span.gradients[within]]
             residual_of = partial(self._residuals.of, entry.spec)
-            self._sums.add(entry, arrays, residual_of, receive[part])
+            self._sums.add(entry, arrays, residual_of, receive[within])
         padding.clear(0, receive)
         if apply is not None:
             apply(0, receive.size)

@@ -47,7 +47,7 @@ class Gathered:
         self._starts = [0, *accumulate(span.hi - span.lo for span in spans)]
         count, dtype = self._starts[-1], first.gradients.dtype
         memory = comm.allocate(count * dtype.itemsize).view(dtype)
-        self._parts = [memory[lo:hi] for lo, hi in pairwise(self._starts)]
+        self._copies = [memory[lo:hi] for lo, hi in pairwise(self._starts)]
         label = f"{first.label} and {len(spans) - 1} more ranges"
         moved = to.placed(self._place)
         self.whole = Span(0, count, memory, memory, label, moved, first.node_shared)
@@ -63,8 +63,8 @@ class Gathered:
 
     def fill(self) -> None:
         """Copy the gradients of the ranges into the array."""
-        for part, span in zip(self._parts, self.spans, strict=True):
-            part[...] = span.gradients
+        for copy, span in zip(self._copies, self.spans, strict=True):
+            copy[...] = span.gradients
 
     def target(self, targets: Sequence[Target], *, updates: bool) -> Target:
         """Return the array that receives the sums, and the function that passes them on.
@@ -76,15 +76,15 @@ class Gathered:
         updates : bool
             Whether this rank receives sums.
         """
-        starts, parts = self._starts, self._parts
+        starts, copies = self._starts, self._copies
 
         def apply(lo: int, hi: int) -> None:
             """Copy sums to the ranges that they belong to, and make the updates of these."""
             for index in range(bisect_right(starts, lo) - 1, bisect_left(starts, hi)):
-                begin, part = starts[index], parts[index]
-                low, high = max(lo - begin, 0), min(hi - begin, part.size)
+                begin, copy = starts[index], copies[index]
+                low, high = max(lo - begin, 0), min(hi - begin, copy.size)
                 receive, update = targets[index]
-                receive[low:high] = part[low:high]
+                receive[low:high] = copy[low:high]
                 if update is not None:
                     update(low, high)
 

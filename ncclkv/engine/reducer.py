@@ -175,10 +175,10 @@ class Reducer:
             span = replace(span, gradients=total, weights=total, collective=None)
 
         def apply(lo: int, hi: int) -> None:
-            part = total[lo:hi]
-            kernels.divide(part, len(senders))
+            summed = total[lo:hi]
+            kernels.divide(summed, len(senders))
             if total is not receive:
-                kernels.unpack(part, receive[lo:hi])
+                kernels.unpack(summed, receive[lo:hi])
             if then is not None:
                 then(lo, hi)
 

@@ -227,8 +227,8 @@ class _Deal:
         The other ranks wait in `run_on_one_rank` with `take`.
         """
         for found in files:
-            parts = [part for part in found if parse_name(part[0].tensor)[0] in self._senders]
-            for batch in batches(parts, lambda part: part[1].nbytes, _BATCH_BYTES):
+            wanted = [each for each in found if parse_name(each[0].tensor)[0] in self._senders]
+            for batch in batches(wanted, lambda each: each[1].nbytes, _BATCH_BYTES):
                 names = [piece for piece, _ in batch]
                 request_assistance(self._comm, self._leader, verb, names)
                 self.take(names, [array for _, array in batch])
@@ -248,11 +248,11 @@ class _Deal:
         if self._comm.rank == self._leader:
             for rank, of_rank in enumerate(places):
                 sent[rank] = self._joined([names[place] for place in of_rank])
-                for place, part in self._split(names, of_rank, sent[rank]):
-                    self._comm.kernels.pack(arrays[place], part)
+                for place, elements in self._split(names, of_rank, sent[rank]):
+                    self._comm.kernels.pack(arrays[place], elements)
         _exchange(self._comm, sent, received, "residuals of a checkpoint")
-        for place, part in self._split(names, mine, received[self._leader]):
-            self._add(names[place], part)
+        for place, elements in self._split(names, mine, received[self._leader]):
+            self._add(names[place], elements)
 
     def _target(self, piece: Piece) -> tuple[int, int]:
         """Return the rank that gets a piece, and the position of the sender there."""
@@ -275,17 +275,17 @@ class _Deal:
             yield place, joined[start : start + count]
             start += count
 
-    def _add(self, piece: Piece, part: Buffer) -> None:
-        """Add a part of a saved residual to the residual of a sender of this rank."""
+    def _add(self, piece: Piece, elements: Buffer) -> None:
+        """Add a piece of a saved residual to the residual of a sender of this rank."""
         index, sender = parse_name(piece.tensor)
         _, position = self._target(piece)
         spec, _ = self._senders[index]
         own = self._reductions.residuals.of(spec, position)[piece.lo : piece.hi]
         # A sum with zero would turn a negative zero into a positive one.
         if self._first.setdefault((index, position), sender) == sender:
-            self._comm.kernels.pack(part, own)
+            self._comm.kernels.pack(elements, own)
         else:
-            self._comm.kernels.reduce([own, part], own, "sum")
+            self._comm.kernels.reduce([own, elements], own, "sum")
 
 
 def _nothing(comm: Communicator) -> list[Buffer]:

@@ -231,10 +231,12 @@ def node_form(
         Whether the ranks of a node share the result.
     """
     place, count = places(nodes), node_slices[-1][1]
-    ranks, parts = sorted(place), len(nodes)
+    ranks, node_count = sorted(place), len(nodes)
     direct = to.divided or to.root is not None
     longest = max(hi - lo for lo, hi in node_slices)
-    two_steps = not direct and counts_save(codec, parts) and codec.nbytes(longest) > SHORT_BYTES
+    two_steps = (
+        not direct and counts_save(codec, node_count) and codec.nbytes(longest) > SHORT_BYTES
+    )
     decoded = []
     for rank in ranks:
         node, index = place[rank]
@@ -244,7 +246,7 @@ def node_form(
         elif index < len(node_slices):
             lo, hi = found = node_slices[index]
             if two_steps:
-                found = slices(hi - lo, parts, codec.unit, lo)[node]
+                found = slices(hi - lo, node_count, codec.unit, lo)[node]
         decoded.append(found)
     return NodeForm(codec, nodes, node_slices, senders, decoded, two_steps, shared or direct)
 

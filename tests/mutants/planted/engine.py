@@ -45,7 +45,7 @@ MUTANTS = (
         name="sums-of-a-slice-updated-from-the-first-element",
         file=GATHERED,
         old="                    update(low, high)\n",
-        new="                    update(0, part.size)\n",
+        new="                    update(0, copy.size)\n",
         why="two ranks update the same element of a short range",
         tests=(_SPARSE,),
     ),
