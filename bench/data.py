@@ -7,6 +7,7 @@ that float32 holds exactly.  Powers of two distinguish a rank that was added twi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -120,26 +121,25 @@ class Products:
         self._xp = xp
         self._signs = Signs(xp)
 
-    def _factors(self, array: Buffer, step: int) -> tuple[Buffer, Buffer]:
-        """Return the column and the row whose product is the matrix of an array."""
-        rows = array.shape[0]
-        column = self._xp.empty(rows, np.float32)
-        row = self._xp.empty(array.size // rows, np.float32)
+    def _factors(self, array: Buffer, step: int) -> tuple[Buffer, Buffer, Buffer]:
+        """Return an array as a matrix, and the column and the row of which it is the product."""
+        matrix = array.reshape((len(array) if array.ndim else 1, math.prod(array.shape[1:])))
+        column, row = (self._xp.empty(count, np.float32) for count in matrix.shape)
         self._signs.fill([column, row], step)
-        return column[:, None], row
+        return matrix, column[:, None], row
 
     def fill(self, arrays: Sequence[Buffer], step: int) -> None:
         """Write the numbers of a step, the same on all ranks."""
         for array in arrays:
-            column, row = self._factors(array, step)
-            self._xp.multiply(column, row, out=array.reshape(len(array), -1))
+            matrix, column, row = self._factors(array, step)
+            self._xp.multiply(column, row, out=matrix)
 
     def wrong(self, arrays: Sequence[Buffer], step: int, size: int) -> int:
         """Return the number of elements that differ from the sum over `size` ranks."""
         count = 0
         for array in arrays:
-            column, row = self._factors(array, step)
-            error = abs(array.reshape(len(array), -1) - size * column * row)
+            matrix, column, row = self._factors(array, step)
+            error = abs(matrix - size * column * row)
             count += int(self._xp.count_nonzero(error > self.TOLERANCE * size))
         return count
 

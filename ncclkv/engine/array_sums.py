@@ -153,11 +153,11 @@ class _Memory:
         self._dtype = dtype
         self._arrays: list[Array] = []
 
-    def arrays(self, number: int, count: int) -> list[Array]:
-        """Return a number of arrays of `count` elements."""
-        while len(self._arrays) < number:
+    def arrays(self, senders: int, count: int) -> list[Array]:
+        """Return an array of `count` elements for each sender."""
+        while len(self._arrays) < senders:
             self._arrays.append(np.empty(0, self._dtype))
-        for index in range(number):
+        for index in range(senders):
             if self._arrays[index].size < count:
                 self._arrays[index] = np.empty(count, self._dtype)
-        return [array[:count] for array in self._arrays[:number]]
+        return [array[:count] for array in self._arrays[:senders]]

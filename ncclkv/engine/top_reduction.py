@@ -40,7 +40,7 @@ class TopReduction:
         self._codec = codec
         self._residuals = residuals
         sizes = [codec.nbytes(entry.spec.size) for entry in bucket.entries]
-        self._starts = dict(zip(bucket.numbers, accumulate(sizes, initial=0), strict=False))
+        self._starts = dict(zip(bucket.entry_indices, accumulate(sizes, initial=0), strict=False))
         self._nbytes = sum(sizes)
 
     @cached_property

@@ -80,11 +80,6 @@ class Bucket:
         """Index of each key's entry."""
         return {entry.key: index for index, entry in enumerate(self.entries)}
 
-    @property
-    def numbers(self) -> dict[Key, int]:
-        """Index of each key's entry: another name of `entry_indices`."""
-        return self.entry_indices
-
     def ranges(self, keys: Iterable[Key]) -> list[Range]:
         """Return the longest ranges that hold `keys` and no other key."""
         found: list[Range] = []

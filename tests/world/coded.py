@@ -35,7 +35,7 @@ EXACT = "fp16"
 
 
 class Coded:
-    """What the ranks of a store still have to send of their arrays.
+    """Models of what the ranks of a store still have to send of their arrays.
 
     Parameters
     ----------

@@ -80,7 +80,7 @@ MUTANTS = (
         old="    launches_full = False\n",
         new="    launches_full = True\n",
         why="NaN is looked for in gradients that were never written",
-        tests=(Selection("0", "unit/engine/test_encoded_pushes.py", "other_pushes"),),
+        tests=(Selection("0", "unit/engine/test_bucket_push.py", "other_pushes"),),
     ),
     Mutant(
         name="reset-keeps-the-basis",
