@@ -368,8 +368,8 @@ class Engine:
             with lent:
                 self.policy.packed(state)
         except BaseException:
-            # The keys wait for another launch, which finds their gradients in the bucket.
-            stored.copy_in(arrays, self.kernels, self.events)
+            if state.waiting:  # for another launch, which finds their gradients in the bucket
+                stored.copy_in(arrays, self.kernels, self.events)
             raise
 
     def step_of(self, keys: Iterable[Key], *, packed: bool) -> Any:
