@@ -133,13 +133,14 @@ def run(job: Job) -> None:
 
 
 def _codecs_of_nodes(job: Job) -> list[dict[str, Any]]:
-    """Return a codec whose senders are nodes, if there are several of as many ranks each.
+    """Return codecs whose senders are nodes, if there are several of as many ranks each.
 
-    Its threshold is the size of the sums of a node, of numbers that are 1 or -1.
+    The threshold is the size of the sums of a node, of numbers that are 1 or -1.
     """
     sizes = [len(ranks) for ranks in job.comm.nodes or ()]
     if len(sizes) > 1 and 1 < min(sizes) == max(sizes):
-        return [{"type": "2bit", "threshold": float(sizes[0]), "scope": "node"}]
+        two_bit = {"type": "2bit", "threshold": float(sizes[0]), "scope": "node"}
+        return [two_bit, {"type": "fp16", "scope": "node"}]
     return []
 
 

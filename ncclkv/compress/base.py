@@ -58,25 +58,40 @@ class Codec(Protocol):
         """Return whether all payloads of a key of this shape are shorter than its gradients."""
 
 
-class CountedCodec(Codec, Protocol):
-    """A codec whose codes are summed as integers.
+class Payloads(Protocol):
+    """Payloads that are cut, and whose sums travel on in a packed form.
 
     Attributes
     ----------
     unit : int
         Elements of a whole word of a payload: payloads are cut at multiples of it.
+    """
+
+    unit: int
+
+    def nbytes(self, count: int) -> int:
+        """Return the bytes of the payload of `count` elements."""
+
+    def width(self, senders: int) -> int:
+        """Return the bits of an element of a packed sum of as many senders."""
+
+    def packed_nbytes(self, count: int, senders: int) -> int:
+        """Return the bytes of a packed sum of `count` elements."""
+
+
+class CountedCodec(Codec, Payloads, Protocol):
+    """A codec whose codes are summed as integers, which are at most 16 bits wide.
+
+    Attributes
+    ----------
     bound : float
         The largest magnitude of a residual that is not counted by `encode`.
     """
 
-    unit: int
     bound: float
 
     def advice(self, root_mean_square: float) -> str:
         """Return what to change if residuals grow, for gradients of this root mean square."""
-
-    def nbytes(self, count: int) -> int:
-        """Return the bytes of the payload of `count` elements."""
 
     def encode(self, gradients: Array, residual: Array, payload: Array) -> int:
         """Add gradients to the residual, and move what can be sent from there to the payload.
@@ -102,12 +117,6 @@ class CountedCodec(Codec, Protocol):
 
         A payload may be longer than the counts need.
         """
-
-    def width(self, senders: int) -> int:
-        """Return the bits of a packed count of as many senders: the least of 2, 4, 8 and 16."""
-
-    def packed_nbytes(self, count: int, senders: int) -> int:
-        """Return the bytes of `count` packed counts."""
 
     def pack_counts(self, counts: Array, packed: Array, senders: int) -> None:
         """Pack counts, the first in the most significant bits; a last byte is filled with zeros.

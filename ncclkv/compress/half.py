@@ -20,6 +20,9 @@ from ncclkv.kernels.host.narrow import narrow, narrow_with_rest, widen
 TILE = 16 * 1024
 """Elements of float64 that are rounded to float32 at a time."""
 
+BYTES = 2
+"""Bytes of an element of a payload."""
+
 
 class Half:
     """A codec of 16 bits a gradient, rounded to nearest, ties to even.
@@ -33,6 +36,8 @@ class Half:
 
     Attributes
     ----------
+    unit : int
+        Slices of a payload begin at multiples of so many elements.
     wire_dtype : str
         NumPy's name of the dtype of payloads.  An array of uint16 stands for one of bfloat16.
     keeps_residual : bool
@@ -44,6 +49,7 @@ class Half:
     dtypes = ("float32", "float64")
     ops = ("sum", "avg", "max", "min")
     most_senders = sys.maxsize
+    unit = 64
     declared = (Parameter("error_feedback", False, flag), SCOPE)
 
     def __init__(self, error_feedback: bool = False, scope: str = "rank") -> None:
@@ -59,6 +65,18 @@ class Half:
 
     def pays(self, shape: Sequence[int], senders: int) -> bool:
         return True
+
+    def nbytes(self, count: int) -> int:
+        """Return the bytes of `count` elements."""
+        return BYTES * count
+
+    def width(self, senders: int) -> int:
+        """Return the bits of an element of a sum, which is rounded to 16."""
+        return 8 * BYTES
+
+    def packed_nbytes(self, count: int, senders: int) -> int:
+        """Return the bytes of a sum of `count` elements."""
+        return BYTES * count
 
     def encode(self, gradients: Array, residual: Array | None, payload: Array) -> None:
         """Round gradients, with the residual if there is one, to the payload.

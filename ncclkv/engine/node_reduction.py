@@ -7,9 +7,8 @@ stay in their buckets.  The residuals of a node, added, are what the node owes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Protocol
 
 import numpy as np
 
@@ -19,16 +18,17 @@ from ncclkv.comm.programs.node_sum import NodeSum, node_form
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Buffer
 from ncclkv.comm.wire import Range
-from ncclkv.compress.base import CountedCodec
-from ncclkv.compress.coding import BLOCK, FoundOnHost
-from ncclkv.compress.entries import Padding, encode_entries
+from ncclkv.compress.base import Codec, Payloads
+from ncclkv.engine.node_coders import NodeCoder, blocks_of
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
-from ncclkv.engine.saturation import Saturation
-from ncclkv.kernels.base import Arrays
 from ncclkv.table.bucket import Bucket, Entry
 
 _NOTHING = np.empty(0, np.uint8)
+
+
+class NodeCodec(Codec, Payloads, Protocol):
+    """A codec whose payloads can be cut into slices."""
 
 
 class NodeReduction:
@@ -40,11 +40,11 @@ class NodeReduction:
     ----------
     comm : Communicator
         Of several nodes.
-    codec : CountedCodec
+    codec : NodeCodec
     bucket : Bucket
     residuals : Residuals
-    saturation : Saturation
-        On the ranks of the first node it warns.
+    coder : NodeCoder
+        Encodes the sums of nodes, and decodes their sum.
     """
 
     reads_once = False
@@ -52,17 +52,17 @@ class NodeReduction:
     def __init__(
         self,
         comm: Communicator,
-        codec: CountedCodec,
+        codec: NodeCodec,
         bucket: Bucket,
         residuals: Residuals,
-        saturation: Saturation,
+        coder: NodeCoder,
     ) -> None:
         self.codec = codec
+        self._coder = coder
         self._comm = comm
         self._bucket = bucket
         self._nodes: Nodes = comm.nodes or ()
         self._residuals = residuals
-        self._saturation = saturation
 
     @cached_property
     def _payload(self) -> Buffer:
@@ -84,24 +84,24 @@ class NodeReduction:
         comm, codec = self._comm, self.codec
         ranks = frozenset(range(comm.size)) if senders is None else senders
         node_slices = slices_of(span, min(map(len, self._nodes)), codec.unit)
-        form = node_form(codec, node_slices, ranks, span.to, self._nodes, shared=span.node_shared)
+        form = node_form(
+            codec,
+            node_slices,
+            ranks,
+            span.to,
+            self._nodes,
+            shared=span.node_shared,
+            itemsize=span.gradients.itemsize,
+        )
         lo, hi = form.slice_of(comm.rank)
         start = codec.nbytes(span.lo + lo)
         payload, packed = self._payload[start : start + codec.nbytes(hi - lo)], _NOTHING
         if form.packs:
             start = self._packed_at(span.lo + lo)
             packed = self._packed[start : start + form.packed(hi - lo)]
-        bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in span.entries]
-        made = NodeSum(
-            span.gradients,
-            partial(self._encode, blocks_of(span, (lo, hi)), payload),
-            payload,
-            Padding(bounds, span.hi - span.lo),
-            receive,
-            form,
-            op == "avg",
-            packed,
-        )
+        encode = self._coder.encode(blocks_of(span, (lo, hi)), payload, op, len(ranks))
+        result = self._coder.result(span, receive, form, op)
+        made = NodeSum(span.gradients, encode, payload, result, form, packed)
         return comm.program(
             made.steps,
             what=f"a {codec.name} sum of nodes",
@@ -132,52 +132,6 @@ class NodeReduction:
         own[...] = 0
         comm.kernels.reduce([received[rank] for rank in neighbours], own[mine], "sum")
 
-    def _encode(self, blocks: Sequence[Block], payload: Buffer, arrays: Arrays) -> None:
-        """Add the arrays of the ranks of this node, and encode their sum into the payload."""
-        codec, residual = self.codec, self._residuals.of
-        total: Buffer = np.empty(min(BLOCK, arrays[0].size), np.float32)
-        beyond: dict[Entry, int] = {}
-        held: dict[Entry, int] = {}
-        for lo, hi, entries, bounds, owed in blocks:
-            summed = total[: hi - lo]
-            self._comm.kernels.reduce([array[lo:hi] for array in arrays], summed, "sum")
-            residuals = [
-                residual(entry.spec)[slice(*each)]
-                for entry, each in zip(entries, owed, strict=True)
-            ]
-            codes = payload[codec.nbytes(lo) : codec.nbytes(hi)]
-            gradients = [summed[slice(*each)] for each in bounds]
-            counts = encode_entries(codec, bounds, gradients, residuals, codes)
-            for entry, count, (first, end) in zip(entries, counts, owed, strict=True):
-                beyond[entry] = beyond.get(entry, 0) + count
-                held[entry] = held.get(entry, 0) + end - first
-        if beyond:
-            # The part of a key in this slice stands for the whole key.
-            counts = [count * entry.spec.size // held[entry] for entry, count in beyond.items()]
-            self._saturation.note(codec, [*beyond], FoundOnHost(counts, [total]))
-
-
-class Block(NamedTuple):
-    """A range of a slice that is added and encoded while it is in the cache.
-
-    Attributes
-    ----------
-    lo, hi : int
-        Its elements, counted from the first of the slice.
-    entries : sequence of Entry
-        The keys that have elements there.
-    bounds : sequence of (int, int)
-        The elements of each of these keys, counted from `lo`.
-    owed : sequence of (int, int)
-        The same elements, counted from the first of the key.
-    """
-
-    lo: int
-    hi: int
-    entries: list[Entry]
-    bounds: list[Range]
-    owed: list[Range]
-
 
 def slices_of(span: Span, owners: int, unit: int) -> list[Range]:
     """Return the slices of a span for as many ranks of a node, counted from its first element.
@@ -194,23 +148,3 @@ def slices_of(span: Span, owners: int, unit: int) -> list[Range]:
     lo, hi = span.lo, span.hi
     owned = slices(hi if span.bucket is None else span.bucket.count, owners, unit)
     return [(min(max(first, lo), hi) - lo, min(max(end, lo), hi) - lo) for first, end in owned]
-
-
-def blocks_of(span: Span, bounds: Range) -> list[Block]:
-    """Return the blocks of a slice of a span."""
-    begin, end = bounds
-    blocks = [
-        Block(lo - begin, min(lo + BLOCK, end) - begin, [], [], [])
-        for lo in range(begin, end, BLOCK)
-    ]
-    for entry in span.entries:
-        first = entry.lo - span.lo
-        lo, hi = max(first, begin), min(first + entry.spec.size, end)
-        while lo < hi:
-            block = blocks[(lo - begin) // BLOCK]
-            stop = min(hi, block.hi + begin)
-            block.entries.append(entry)
-            block.bounds.append((lo - begin - block.lo, stop - begin - block.lo))
-            block.owed.append((lo - first, stop - first))
-            lo = stop
-    return blocks

@@ -20,6 +20,7 @@ from ncclkv.engine.bases import Bases
 from ncclkv.engine.codec_rules import CodecRule
 from ncclkv.engine.coded_reduction import CodedReduction
 from ncclkv.engine.half_reduction import HalfReduction
+from ncclkv.engine.node_coders import CountedNodes, HalfNodes, NodeCoder
 from ncclkv.engine.node_reduction import NodeReduction
 from ncclkv.engine.power_reduction import PowerReduction
 from ncclkv.engine.reduction import DenseReduction, Reduction
@@ -198,19 +199,30 @@ class Form(NamedTuple):
     on_gpus: bool = False
 
 
+def _over_nodes(store: Reductions, codec: Any, bucket: Bucket, coder: NodeCoder) -> Reduction:
+    """Return the reduction whose senders are nodes."""
+    return NodeReduction(store.comm, codec, bucket, store.residuals, coder)
+
+
 _COUNTED = Form(
     lambda store, codec, bucket: CodedReduction(
         store.comm, codec, bucket, store.residuals, store.saturation
     ),
     lambda store, codec, op: CountedArrays(codec, store.saturation),
-    lambda store, codec, bucket: NodeReduction(
-        store.comm, codec, bucket, store.residuals, store.saturation
+    lambda store, codec, bucket: _over_nodes(
+        store,
+        codec,
+        bucket,
+        CountedNodes(codec, store.comm.kernels, store.residuals, store.saturation),
     ),
     on_gpus=True,
 )
 _HALF = Form(
     lambda store, codec, bucket: HalfReduction(store.comm, codec, bucket, store.residuals),
     lambda store, codec, op: HalfArrays(codec, store.comm.kernels, op),
+    lambda store, codec, bucket: _over_nodes(
+        store, codec, bucket, HalfNodes(codec, store.comm.kernels, store.residuals)
+    ),
     on_gpus=True,
 )
 _TOP = Form(

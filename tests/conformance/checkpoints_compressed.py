@@ -160,7 +160,12 @@ def long_keys_continue_bit_for_bit(create: Stores) -> None:
 
 @case(needs="safetensors", in_host_memory=True)
 def residuals_of_nodes_go_to_the_slices_of_other_buckets(create: Stores) -> None:
-    parameters = {**TWO_BIT, "scope": "node"}
+    for parameters in TWO_BIT, TYPES[2]:
+        goes_on_in_other_buckets(create, {**parameters, "scope": "node"})
+
+
+def goes_on_in_other_buckets(create: Stores, parameters: dict[str, Any]) -> None:
+    """Save, and go on in stores of other placements and buckets with the same bits."""
     with TemporaryDirectory() as directory, new_store(create) as kv:
         prepared(kv, parameters, LONG)
         for number in range(3):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Range
-from ncclkv.compress.base import CountedCodec
+from ncclkv.compress.base import CountedCodec, Payloads
 from ncclkv.compress.coding import Coding, HostCoding
 from ncclkv.compress.entries import Padding
 
@@ -31,9 +31,25 @@ class Block(NamedTuple):
     payloads: Sequence[Buffer]
 
 
+class PayloadSum(Protocol):
+    """The sum of the payloads of an array, as one rank writes it or packs it."""
+
+    def write(self, payloads: Sequence[Buffer], bounds: Range, apply: Apply | None) -> None:
+        """Write the sums of the elements `bounds`, from the payloads of all senders; update them.
+
+        The first code in each of the `payloads` is that of the first element of a word.
+        """
+
+    def pack(self, payloads: Sequence[Buffer], bounds: Range, into: Buffer) -> None:
+        """Pack the sums of the elements `bounds`, which begin at a whole word."""
+
+    def write_packed(self, packed: Buffer, bounds: Range, apply: Apply | None) -> None:
+        """Write the sums of the elements `bounds`, from a packed sum of them; update them."""
+
+
 @dataclass(eq=False)
 class Decoding:
-    """The sum of the codes of an array.
+    """The sum of the codes of an array, a `PayloadSum`.
 
     Attributes
     ----------
@@ -62,24 +78,18 @@ class Decoding:
         return self.codec.packed_nbytes(count, self.senders)
 
     def write(self, payloads: Sequence[Buffer], bounds: Range, apply: Apply | None) -> None:
-        """Write the sums of the elements `bounds`, from the codes of all senders; update them.
-
-        The first code in each of the `payloads` is that of the first element of a word.
-        """
         for lo, hi, first, parts in self._blocks(payloads, bounds):
             out = self.receive[lo:hi]
             self.coding.decode(self.codec, parts, first, out, self.divisor)
             self._end(lo, hi, out, apply)
 
     def pack(self, payloads: Sequence[Buffer], bounds: Range, into: Buffer) -> None:
-        """Pack the counts of the elements `bounds`, which begin at a whole word."""
         start = bounds[0]
         for lo, hi, _, parts in self._blocks(payloads, bounds):
             packed = into[self.packed(lo - start) : self.packed(hi - start)]
             self.coding.pack(self.codec, parts, hi - lo, packed)
 
     def write_packed(self, packed: Buffer, bounds: Range, apply: Apply | None) -> None:
-        """Write the sums of the elements `bounds`, from their packed counts; update them."""
         first, end = bounds
         for lo in range(first, end, self.coding.block):
             hi = min(lo + self.coding.block, end)
@@ -106,7 +116,7 @@ class Decoding:
             apply(lo, hi)
 
 
-def counts_save(codec: CountedCodec, senders: int) -> bool:
+def counts_save(codec: Payloads, senders: int) -> bool:
     """Return whether sums of so many senders take fewer bytes in two steps.
 
     Else each sends its codes to all others.  In two steps it sends its codes once, and the counts

@@ -18,16 +18,12 @@ from functools import cached_property
 
 from ncclkv.comm.destinations import To
 from ncclkv.comm.programs.coded_sum import SHORT_BYTES, Nodes
-from ncclkv.comm.programs.decoding import Decoding, counts_save, word
+from ncclkv.comm.programs.decoding import PayloadSum, counts_save, word
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Range, Wire, read_of
-from ncclkv.compress.base import CountedCodec
-from ncclkv.compress.entries import Padding
-
-GRADIENT_BYTES = 4
-"""Bytes of a gradient, which is float32."""
+from ncclkv.compress.base import Payloads
 
 
 @dataclass(frozen=True)
@@ -36,28 +32,24 @@ class NodeSum:
 
     Attributes
     ----------
-    gradients : ndarray of float32, shape (n,)
+    gradients : ndarray, shape (n,)
     encode : callable
         ``encode(parts)`` fills the payload with the codes of the sum of `parts`, this slice of the
         arrays of the ranks of the node.
     payload : ndarray of uint8
         The codes of this rank's slice.
-    padding, receive
-        As of `CodedSum`.
+    result : PayloadSum
+        Writes the elements that this rank decodes.
     form : NodeForm
-    divides : bool
-        Whether the result is the sum divided by the count of ranks that send.
     packed : ndarray of uint8
-        Memory for the packed counts of this rank's slice, if the form packs them.
+        Memory for the packed sum of this rank's slice, if the form packs it.
     """
 
     gradients: Buffer
     encode: Callable[[Sequence[Buffer]], object]
     payload: Buffer
-    padding: Padding
-    receive: Buffer
+    result: PayloadSum
     form: NodeForm
-    divides: bool
     packed: Buffer
 
     def steps(self, wire: Wire, apply: Apply | None) -> Steps:
@@ -69,30 +61,28 @@ class NodeSum:
         if mine := [part for part in parts if part is not None]:
             self.encode(mine)
         codes = yield from wire.read(self.payload, form.codes)
-        divisor = len(form.senders) if self.divides else None
-        decoding = Decoding(form.codec, len(form.sending), self.padding, self.receive, divisor)
         for bounds, ranks in form.counted(rank):
             payloads = [part for owner in ranks if (part := codes[owner]) is not None]
             if form.packs:
-                decoding.pack(payloads, bounds, self.packed[slice(*form.place(rank))])
+                self.result.pack(payloads, bounds, self.packed[slice(*form.place(rank))])
             else:
-                decoding.write(payloads, bounds, apply)
+                self.result.write(payloads, bounds, apply)
         if form.packs:
-            yield from self._write_packed(wire, decoding, apply)
+            yield from self._write_packed(wire, apply)
 
-    def _write_packed(self, wire: Wire, decoding: Decoding, apply: Apply | None) -> Steps:
+    def _write_packed(self, wire: Wire, apply: Apply | None) -> Steps:
         """Read the packed counts of this rank's slice, or of all slices, and write their sums."""
         form, rank = self.form, wire.rank
         if form.two_steps:
             places = [self._place(owner, rank) for owner in range(wire.size)]
             yield from wire.read(self.packed[slice(*form.place(rank))], form.counts, places)
         if form.shared:
-            decoding.write_packed(self.packed, form.slice_of(rank), apply)
+            self.result.write_packed(self.packed, form.slice_of(rank), apply)
             return
         found = yield from wire.read(self.packed, form.neighbours)
         for owner, part in enumerate(found):
             if part is not None:
-                decoding.write_packed(part, form.slice_of(owner), apply)
+                self.result.write_packed(part, form.slice_of(owner), apply)
 
     def _place(self, owner: int, rank: int) -> Buffer | None:
         """Return the part of the packed counts that a rank of the same index has counted."""
@@ -107,7 +97,9 @@ class NodeForm:
 
     Attributes
     ----------
-    codec : CountedCodec
+    codec : Payloads
+    itemsize : int
+        Bytes of a gradient.
     nodes : sequence of sequence of int
         The ranks of each node.
     node_slices : sequence of (int, int)
@@ -122,7 +114,8 @@ class NodeForm:
         Whether no rank needs the counts of another slice.
     """
 
-    codec: CountedCodec
+    codec: Payloads
+    itemsize: int
     nodes: Nodes
     node_slices: Sequence[Range]
     senders: frozenset[int]
@@ -202,26 +195,27 @@ class NodeForm:
 
     def sent(self, rank: int) -> int:
         """Return the bytes that other ranks read of a rank in a launch."""
-        reads = [(self.gradients, GRADIENT_BYTES), (self.codes, 1)]
+        reads = [(self.gradients, self.itemsize), (self.codes, 1)]
         reads += [(self.counts, 1)] if self.two_steps else []
         reads += [] if self.shared else [(self.neighbours, 1)]
         return sum(read_of(rank, len(self.decoded), *read) for read in reads)
 
 
 def node_form(
-    codec: CountedCodec,
+    codec: Payloads,
     node_slices: Sequence[Range],
     senders: frozenset[int],
     to: To,
     nodes: Nodes,
     *,
     shared: bool,
+    itemsize: int = 4,
 ) -> NodeForm:
     """Return the form of a sum over nodes.
 
     Parameters
     ----------
-    codec : CountedCodec
+    codec : Payloads
     node_slices : sequence of (int, int)
         As of `NodeForm`; the last one ends at the last element.
     senders : frozenset of int
@@ -229,6 +223,8 @@ def node_form(
     nodes : sequence of sequence of int
     shared : bool
         Whether the ranks of a node share the result.
+    itemsize : int
+        Bytes of a gradient.
     """
     place, count = places(nodes), node_slices[-1][1]
     ranks, node_count = sorted(place), len(nodes)
@@ -248,7 +244,8 @@ def node_form(
             if two_steps:
                 found = slices(hi - lo, node_count, codec.unit, lo)[node]
         decoded.append(found)
-    return NodeForm(codec, nodes, node_slices, senders, decoded, two_steps, shared or direct)
+    shared = shared or direct
+    return NodeForm(codec, itemsize, nodes, node_slices, senders, decoded, two_steps, shared)
 
 
 def places(nodes: Nodes) -> dict[int, tuple[int, int]]:

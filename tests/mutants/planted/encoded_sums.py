@@ -152,11 +152,35 @@ MUTANTS = (
     ),
     Mutant(
         name="averages-of-nodes-over-nodes",
-        file="ncclkv/comm/programs/node_sum.py",
-        old="        divisor = len(form.senders) if self.divides else None\n",
-        new="        divisor = len(form.sending) if self.divides else None\n",
-        why="averages are too large by the number of ranks of a node",
-        tests=(Selection("0", "unit/comm/programs/test_node_sum.py"),),
+        file="ncclkv/engine/node_coders.py",
+        old="        divisor = len(form.senders) if op",
+        new="        divisor = len(form.sending) if op",
+        why="averages are too large by the count of ranks of a node",
+        tests=(
+            Selection(
+                "0",
+                RANKS,
+                "a_node_rests or drained",
+                ranks=4,
+                environment=("NCCLKV_RANKS_PER_NODE=2",),
+            ),
+        ),
+    ),
+    Mutant(
+        name="averages-of-nodes-rounded-before-the-division",
+        file="ncclkv/engine/node_coders.py",
+        old="                self._kernels.divide(summed, ranks)\n",
+        new="                self._kernels.divide(summed, len(arrays))\n",
+        why="averages of 16 bits are too large by the count of nodes",
+        tests=(
+            Selection(
+                "0",
+                RANKS,
+                "nodes_round_their_sums",
+                ranks=4,
+                environment=("NCCLKV_RANKS_PER_NODE=2",),
+            ),
+        ),
     ),
     Mutant(
         name="parts-of-the-largest-at-wrong-places",

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
+from ncclkv.comm.programs.decoding import Decoding
 from ncclkv.comm.programs.node_sum import NodeForm, NodeSum, node_form, places
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Buffer
@@ -78,7 +79,9 @@ def sums(
         packed = np.full(form.packed(hi - lo) if form.packs else 0, 0xFF, np.uint8)
         out = np.full(count, UNTOUCHED, np.float32)
         padding = Padding([(0, end)], count)
-        made = NodeSum(gradients[rank], encode, payload, padding, out, form, divides, packed)
+        divisor = len(form.senders) if divides else None
+        result = Decoding(codec, len(form.sending), padding, out, divisor)
+        made = NodeSum(gradients[rank], encode, payload, result, form, packed)
         found: list[tuple[int, int]] = []
         received.append(out)
         ranges.append(found)

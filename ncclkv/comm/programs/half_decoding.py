@@ -1,0 +1,65 @@
+"""`HalfDecoding`: the sum of arrays of 16-bit floats, as one rank makes, packs and writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ncclkv.arrays.dtypes import named
+from ncclkv.comm.programs.decoding import word
+from ncclkv.comm.types import Apply, Buffer
+from ncclkv.comm.wire import Range
+from ncclkv.compress.coding import BLOCK
+from ncclkv.compress.half import Half
+from ncclkv.kernels.base import Kernels
+
+
+@dataclass(eq=False)
+class HalfDecoding:
+    """The sum of rounded arrays, a `PayloadSum`: it is rounded to 16 bits once more.
+
+    Attributes
+    ----------
+    codec : Half
+    op : str
+        How payloads are combined: an average is divided before it is rounded first.
+    receive : ndarray of float32 or float64, shape (n,)
+        Receives the elements of the sum that this rank decodes.
+    kernels : Kernels
+    """
+
+    codec: Half
+    op: str
+    receive: Buffer
+    kernels: Kernels
+
+    def __post_init__(self) -> None:
+        self._dtype = named(self.codec.wire_dtype, self.codec.name)
+        self._total = self.kernels.empty((min(BLOCK, self.receive.size),), self._dtype)
+
+    def write(self, payloads: Sequence[Buffer], bounds: Range, apply: Apply | None) -> None:
+        begin, end = bounds
+        first = word(begin, self.codec.unit)
+        for lo in range(begin, end, BLOCK):
+            hi = min(lo + BLOCK, end)
+            total = self._total[: hi - lo]
+            self._sum(payloads, slice(lo - first, hi - first), total)
+            self._write(total, lo, hi, apply)
+
+    def pack(self, payloads: Sequence[Buffer], bounds: Range, into: Buffer) -> None:
+        count = bounds[1] - bounds[0]
+        self._sum(payloads, slice(0, count), into.view(self._dtype)[:count])
+
+    def write_packed(self, packed: Buffer, bounds: Range, apply: Apply | None) -> None:
+        self._write(packed.view(self._dtype)[: bounds[1] - bounds[0]], *bounds, apply)
+
+    def _sum(self, payloads: Sequence[Buffer], elements: slice, total: Buffer) -> None:
+        """Set `total` to the sum of some elements of the payloads."""
+        parts = [payload.view(self._dtype)[elements] for payload in payloads]
+        self.kernels.reduce(parts, total, self.op)
+
+    def _write(self, total: Buffer, lo: int, hi: int, apply: Apply | None) -> None:
+        """Write elements ``[lo, hi)`` of the sum, and update them."""
+        self.codec.decode(total, self.receive[lo:hi])
+        if lo < hi and apply is not None:
+            apply(lo, hi)
