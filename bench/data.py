@@ -108,7 +108,8 @@ class Signs:
 class Products:
     """Matrices of rank 1 with numbers that are 1 or -1: products of narrow matrices stand for them.
 
-    A product is rounded, so a sum may differ by a share of itself.
+    The rows are the same in all steps, as the matrices of a training change little: a Q that has
+    little of a row makes roundings large.  A product is rounded, so a sum may differ a little.
 
     Parameters
     ----------
@@ -125,7 +126,8 @@ class Products:
         """Return an array as a matrix, and the column and the row of which it is the product."""
         matrix = array.reshape((len(array) if array.ndim else 1, math.prod(array.shape[1:])))
         column, row = (self._xp.empty(count, np.float32) for count in matrix.shape)
-        self._signs.fill([column, row], step)
+        self._signs.fill([column], step)
+        self._signs.fill([row], 0)
         return matrix, column[:, None], row
 
     def fill(self, arrays: Sequence[Buffer], step: int) -> None:
