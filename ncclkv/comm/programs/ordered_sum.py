@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices
@@ -62,9 +63,9 @@ class OrderedSum:
         """Return whether each rank adds all elements."""
         return self.count * self.itemsize <= SHORT_BYTES
 
-    @property
+    @cached_property
     def _slices(self) -> Sequence[Range]:
-        """Return the elements that each rank adds."""
+        """The elements that each rank adds."""
         if self._is_short:
             return [(0, self.count)] * self.size
         return slices(self.count, self.size, UNIT)
