@@ -434,7 +434,7 @@ def misuse(kv: Any) -> dict[str, tuple[type[Exception], Callable[[], Any], str]]
             "did you mean 'threshold'",
         ),
         "threshold": (UsageError, lambda: set_codec({"type": "2bit", "threshold": 0}), "above 0"),
-        "scope": (NotSupported, lambda: set_codec({"type": "fp16", "scope": "node"}), "scope"),
+        "scope": (NotSupported, lambda: set_codec({"type": "topk", "scope": "node"}), "scope"),
         "host": (UsageError, lambda: set_codec({"type": "2bit", "scope": "host"}), "'host'"),
         "dtype": (
             DTypeMismatch,

@@ -160,7 +160,7 @@ MUTANTS = (
             Selection(
                 "0",
                 RANKS,
-                "a_node_rests or drained",
+                "a_node_of_drained",
                 ranks=4,
                 environment=("NCCLKV_RANKS_PER_NODE=2",),
             ),
