@@ -137,7 +137,7 @@ class Products:
             self._xp.multiply(column, row, out=matrix)
 
     def wrong(self, arrays: Sequence[Buffer], step: int, size: int) -> int:
-        """Return the number of elements that differ from the sum over `size` ranks."""
+        """Return the count of elements that differ from the sum over `size` ranks."""
         count = 0
         for array in arrays:
             matrix, column, row = self._factors(array, step)

@@ -84,6 +84,11 @@ def _text(name: str) -> str:
     return os.environ.get(name, "")
 
 
+def communicators_block() -> bool | None:
+    """Return whether NCCL's communicators block, as ``NCCL_COMM_BLOCKING`` says; None if unset."""
+    return {"0": False, "1": True}.get(_text("NCCL_COMM_BLOCKING"))
+
+
 def _int(name: str) -> int | None:
     """Return a variable as a whole number; None if it is unset or no number."""
     return launchers.as_int(_text(name))

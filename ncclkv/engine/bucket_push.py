@@ -7,14 +7,18 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ncclkv import concurrency
-from ncclkv.engine.bucket_state import Array, BucketState, Slot
+from ncclkv.engine.bucket_state import BucketState, Slot
 from ncclkv.engine.events import Events
-from ncclkv.engine.storage import StoredPush
+from ncclkv.engine.storage import Array, StoredPush
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
 
 Indices = Sequence[int]
 """Indices of arrays in the list of a call: a range if they are consecutive."""
+
+
+LENT_FROM_BYTES = 1024 * 1024
+"""Smallest push whose arrays are encoded where they are: to lend less takes longer than a copy."""
 
 
 class BucketPush(StoredPush):
@@ -83,7 +87,9 @@ class BucketPush(StoredPush):
 
     def lend(self, arrays: Sequence[Array]) -> AbstractContextManager[None] | None:
         state = self.state
-        if len(self._slots) != state.key_count or len(state.coded) != state.key_count:
+        if self._nbytes < LENT_FROM_BYTES or not (
+            len(self._slots) == len(state.coded) == state.key_count
+        ):
             return None
         values = select(arrays, self._indices)
         readable = all(array.flags.c_contiguous for array in values) and all(

@@ -11,8 +11,7 @@ from ncclkv.comm.destinations import EVERYONE, To
 from ncclkv.comm.types import Buffer
 from ncclkv.engine.reduction import Reduction, Span
 from ncclkv.engine.reductions import Reductions
-from ncclkv.engine.storage import Array as Array
-from ncclkv.engine.storage import StoredBucket, StoredKey
+from ncclkv.engine.storage import Array, StoredBucket, StoredKey
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
 from ncclkv.table.bucket import Bucket, Entry, Range

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from ncclkv.compress.base import Codec
-from ncclkv.table.registry import Key, KeySpec
+from ncclkv.table.registry import DENSE, Key, KeySpec
 
 
 class CodecRule:
@@ -49,7 +49,9 @@ class CodecRule:
     def encodes(self, spec: KeySpec) -> bool:
         """Return whether the codec of the rule encodes the gradients of a key."""
         codec = self.codec
-        return codec is not None and spec.dtype.name in codec.dtypes and spec.op in codec.ops
+        if codec is None or spec.storage != DENSE:
+            return False
+        return spec.dtype.name in codec.dtypes and spec.op in codec.ops
 
 
 def _fits(key: Key, pattern: Key) -> bool:

@@ -17,8 +17,9 @@ from ncclkv.table.bucket import Bucket
 class HalfReduction:
     """The reduction of the keys of a bucket whose gradients are sent in 16 bits.
 
-    Its sums are those of 16-bit arrays, so a node sends as many bytes as its ranks would.  The
-    ranges of a bucket use parts of the same arrays, as in `CodedReduction`.
+    Its sums are those of 16-bit arrays.  The sum of a node travels as float32, so nodes of one rank
+    alone send fewer bytes.  The ranges of a bucket use parts of the same arrays, as in
+    `CodedReduction`.
 
     Parameters
     ----------

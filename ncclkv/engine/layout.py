@@ -123,7 +123,7 @@ class Layout:
         buckets, loads = self.buckets_of(self._waiting()), [*self.loads]
         plan = self._plan(buckets, loads)
         slots = self._allocated(buckets, plan, self.pending)
-        self._record(slots)
+        self._memory.add(self._record(slots))
         self.loads = loads
         self.pending.clear()
         self.pending_bytes = 0
@@ -149,14 +149,14 @@ class Layout:
             self._comm.keep_alive(*values.values())
         return slots
 
-    def _record(self, slots: Mapping[Key, StoredKey]) -> None:
-        """Add the buckets of new slots."""
+    def _record(self, slots: Mapping[Key, StoredKey]) -> Iterable[StoredBucket]:
+        """Add the buckets of new slots, but for the index of their memory; return them."""
         states = {slot.state.bucket.index: slot.state for slot in slots.values()}
-        self._memory.add(states.values())
         self.states += states.values()
         self._by_index.update(states)
         self._next += len(states)
         self._slots.update(slots)
+        return states.values()
 
     def replace_buckets(
         self, old: Sequence[StoredBucket], buckets: Sequence[Bucket]

@@ -55,21 +55,13 @@ class CountedNodes:
     ----------
     codec : CountedCodec
     kernels : Kernels
-    residuals : Residuals
     saturation : Saturation
         On the ranks of the first node it warns.
     """
 
-    def __init__(
-        self,
-        codec: CountedCodec,
-        kernels: Kernels,
-        residuals: Residuals,
-        saturation: Saturation,
-    ) -> None:
+    def __init__(self, codec: CountedCodec, kernels: Kernels, saturation: Saturation) -> None:
         self._codec = codec
         self._kernels = kernels
-        self._residuals = residuals
         self._saturation = saturation
 
     def encode(self, blocks: Sequence[Block], payload: Buffer, op: str, ranks: int) -> Encode:
@@ -83,21 +75,17 @@ class CountedNodes:
 
     def _encode(self, blocks: Sequence[Block], payload: Buffer, arrays: Arrays) -> None:
         """Add the arrays of the ranks of this node, and encode their sum into the payload."""
-        codec, residual = self._codec, self._residuals.of
+        codec = self._codec
         total: Buffer = np.empty(min(BLOCK, arrays[0].size), np.float32)
         beyond: dict[Entry, int] = {}
         held: dict[Entry, int] = {}
-        for lo, hi, entries, bounds, owed in blocks:
+        for lo, hi, entries, bounds, residuals in blocks:
             summed = total[: hi - lo]
             self._kernels.reduce([array[lo:hi] for array in arrays], summed, "sum")
-            residuals = [
-                residual(entry.spec)[slice(*each)]
-                for entry, each in zip(entries, owed, strict=True)
-            ]
             codes = payload[codec.nbytes(lo) : codec.nbytes(hi)]
             gradients = [summed[slice(*each)] for each in bounds]
             counts = encode_entries(codec, bounds, gradients, residuals, codes)
-            for entry, count, (first, end) in zip(entries, counts, owed, strict=True):
+            for entry, count, (first, end) in zip(entries, counts, bounds, strict=True):
                 beyond[entry] = beyond.get(entry, 0) + count
                 held[entry] = held.get(entry, 0) + end - first
         if beyond:
@@ -113,14 +101,11 @@ class HalfNodes:
     ----------
     codec : Half
     kernels : Kernels
-    residuals : Residuals
-        Of what the rounding loses, if the codec keeps it.
     """
 
-    def __init__(self, codec: Half, kernels: Kernels, residuals: Residuals) -> None:
+    def __init__(self, codec: Half, kernels: Kernels) -> None:
         self._codec = codec
         self._kernels = kernels
-        self._residuals = residuals
         self._dtype = named(codec.wire_dtype, codec.name)
 
     def encode(self, blocks: Sequence[Block], payload: Buffer, op: str, ranks: int) -> Encode:
@@ -147,8 +132,8 @@ class HalfNodes:
                 self._codec.encode(summed, None, rounded)
                 continue
             rounded[...] = 0
-            for entry, bounds, owed in zip(block.entries, block.bounds, block.owed, strict=True):
-                part, residual = slice(*bounds), self._residuals.of(entry.spec)[slice(*owed)]
+            for bounds, residual in zip(block.bounds, block.residuals, strict=True):
+                part = slice(*bounds)
                 self._codec.encode(summed[part], residual, rounded[part])
 
 
@@ -168,19 +153,19 @@ class Block(NamedTuple):
         The keys that have elements there.
     bounds : sequence of (int, int)
         The elements of each of these keys, counted from `lo`.
-    owed : sequence of (int, int)
-        The same elements, counted from the first of the key.
+    residuals : sequence of ndarray of float32
+        What is owed of these elements; empty if nothing is kept.
     """
 
     lo: int
     hi: int
     entries: list[Entry]
     bounds: list[Range]
-    owed: list[Range]
+    residuals: list[Buffer]
 
 
-def blocks_of(span: Span, bounds: Range) -> list[Block]:
-    """Return the blocks of a slice of a span."""
+def blocks_of(span: Span, bounds: Range, residuals: Residuals | None) -> list[Block]:
+    """Return the blocks of a slice of a span, with what `residuals` keeps of the keys."""
     begin, end = bounds
     blocks = [
         Block(lo - begin, min(lo + BLOCK, end) - begin, [], [], [])
@@ -194,6 +179,7 @@ def blocks_of(span: Span, bounds: Range) -> list[Block]:
             stop = min(hi, block.hi + begin)
             block.entries.append(entry)
             block.bounds.append((lo - begin - block.lo, stop - begin - block.lo))
-            block.owed.append((lo - first, stop - first))
+            if residuals is not None:
+                block.residuals.append(residuals.of(entry.spec)[lo - first : stop - first])
             lo = stop
     return blocks

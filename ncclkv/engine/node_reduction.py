@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ncclkv.comm.base import Collective, Communicator
-from ncclkv.comm.programs.coded_sum import Nodes
+from ncclkv.comm.programs.decoded import Nodes
 from ncclkv.comm.programs.node_sum import NodeSum, node_form
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Buffer
@@ -99,7 +99,8 @@ class NodeReduction:
         if form.packs:
             start = self._packed_at(span.lo + lo)
             packed = self._packed[start : start + form.packed(hi - lo)]
-        encode = self._coder.encode(blocks_of(span, (lo, hi)), payload, op, len(ranks))
+        blocks = blocks_of(span, (lo, hi), self._residuals if codec.keeps_residual else None)
+        encode = self._coder.encode(blocks, payload, op, len(ranks))
         result = self._coder.result(span, receive, form, op)
         made = NodeSum(span.gradients, encode, payload, result, form, packed)
         return comm.program(

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache, partial
 import numpy as np
 
 from ncclkv.comm.base import Collective, Communicator
-from ncclkv.comm.programs.coded_sum import decoded
+from ncclkv.comm.programs.decoded import decoded
 from ncclkv.comm.programs.low_rank_sum import Exchange, Factors, LowRankSum
 from ncclkv.comm.types import Buffer
 from ncclkv.compress.basis import Basis
@@ -87,8 +87,10 @@ class PowerReduction:
         nodes = comm.nodes if span.node_shared else None
         parts = decoded(span.hi - span.lo, 1, span.to, comm.size, nodes)
         bases = [self._bases.of(entry.spec) for entry in span.entries if self._pays(entry.spec)]
+        # Allocated here: a lack of memory in the middle of a launch would end the store.
+        arrays = self._arrays if bases else (_NOTHING, _NOTHING)
         # A key comes to be due once: nearly all launches find the exchange of the last one.
-        of_due = lru_cache(maxsize=1)(partial(self._exchange, span, bases))
+        of_due = lru_cache(maxsize=1)(partial(self._exchange, span, bases, arrays))
 
         def exchange() -> Exchange:
             return of_due(tuple(basis.is_due(codec) for basis in bases))
@@ -103,7 +105,13 @@ class PowerReduction:
             sent=partial(low_rank.sent, comm.rank),
         )
 
-    def _exchange(self, span: Span, bases: Sequence[Basis], due: Sequence[bool]) -> Exchange:
+    def _exchange(
+        self,
+        span: Span,
+        bases: Sequence[Basis],
+        arrays: tuple[Buffer, Buffer],
+        due: Sequence[bool],
+    ) -> Exchange:
         """Return the arrays of a launch; `due` says which keys of `bases` are compressed in it."""
         if not any(due):
             return Exchange(bases, [span.gradients], [], [], _NOTHING, _NOTHING)
@@ -112,27 +120,32 @@ class PowerReduction:
         for entry in span.entries:
             gradients = span.gradients[entry.lo - span.lo : entry.hi - span.lo]
             if not self._pays(entry.spec):
-                short.append((gradients, self._arrays[0][self._places[entry.key][0]]))
+                short.append((gradients, arrays[0][self._places[entry.key][0]]))
                 continue
             basis, is_due = next(keys)
             if is_due:
-                factors.append(self._factors(entry, gradients, basis))
+                factors.append(self._factors(entry, gradients, basis, arrays))
             else:
                 whole.append(gradients)
+                # Else sums of what an earlier launch has left would grow from launch to launch.
+                for array, place in zip(arrays, self._places[entry.key], strict=True):
+                    array[place] = 0
         of_span = zip(*(self._places[entry.key] for entry in span.entries), strict=True)
         first, second = (
             array[places[0].start : places[-1].stop]
-            for array, places in zip(self._arrays, of_span, strict=True)
+            for array, places in zip(arrays, of_span, strict=True)
         )
         return Exchange(bases, whole, short, factors, first, second)
 
-    def _factors(self, entry: Entry, gradients: Buffer, basis: Basis) -> Factors:
+    def _factors(
+        self, entry: Entry, gradients: Buffer, basis: Basis, arrays: tuple[Buffer, Buffer]
+    ) -> Factors:
         """Return the matrices of a key."""
         spec, (of_p, of_q) = entry.spec, self._places[entry.key]
         tall, wide = self._codec.narrow_shapes(spec.shape)
         shape, residual = matrix_shape(spec.shape), None
         if self._codec.keeps_residual:
             residual = self._residuals.of(spec).reshape(shape)
-        first, second = self._arrays
+        first, second = arrays
         p, q = first[of_p].reshape(tall), second[of_q].reshape(wide)
         return Factors(gradients.reshape(shape), residual, basis, p, q)

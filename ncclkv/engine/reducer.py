@@ -70,33 +70,33 @@ class Reducer:
         since = concurrency.perf_counter() if len(pushed) == state.key_count else None
         rule = updates.rules[state.bucket.storage]  # not `of`: a call more
         rule.count_update(state.bucket, pushed)
-        if placement.updates:
-            targets = rule.target(state, spans, skip_flag)
-        else:
-            targets = self._without_updates(state, spans)
+        updates_here = placement.updates
+        targets = rule.target(state, spans, skip_flag) if updates_here else self._kept(state, spans)
         if spans and not placement.replicated:
             state.mark_stale(spans[0].lo, spans[-1].hi)
         if len(spans) >= MIN_SPANS and self.comm.blocks and rule.norms is None:
             spans, targets = self._gather(state, spans, targets)
+        # All are prepared before the first is launched: a launch that lacks memory is made again.
+        prepared = []
         for index, span in enumerate(spans):  # zip takes an eighth of a short launch
-            receive, apply = targets[index]
-            op = state.bucket.op
+            (receive, apply), op = targets[index], state.bucket.op
             if span.reduction is None and senders is not None and op == "avg":
                 op, (span, receive, apply) = "sum", self._average(span, receive, senders, apply)
             wanted, collective = (op, receive is span.weights, senders), span.collective
             if collective is None or span.prepared_for != wanted:
                 collective = self._prepare(state, span, receive, wanted)
+            prepared.append((span, collective, apply))
+        for span, collective, apply in prepared:
             if self.events.listeners:
                 work = self._launch_observed(span, collective, apply)
             else:
                 self.events.sequence += 1
                 work = collective.launch(apply)
             state.add(work, since)
-        # Not before: a launch that lacks memory can be made again.
         state.end_launch(pushed)
         updates.applying = within
 
-    def _without_updates(self, state: StoredBucket, spans: Sequence[Span]) -> list[Target]:
+    def _kept(self, state: StoredBucket, spans: Sequence[Span]) -> list[Target]:
         """Return the targets of ranges on a rank that does not update."""
         if self.updates.of(state).norms is not None:
             # Else this rank alone would lend the gradients before a flush.

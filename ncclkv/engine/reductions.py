@@ -213,7 +213,7 @@ _COUNTED = Form(
         store,
         codec,
         bucket,
-        CountedNodes(codec, store.comm.kernels, store.residuals, store.saturation),
+        CountedNodes(codec, store.comm.kernels, store.saturation),
     ),
     on_gpus=True,
 )
@@ -221,7 +221,7 @@ _HALF = Form(
     lambda store, codec, bucket: HalfReduction(store.comm, codec, bucket, store.residuals),
     lambda store, codec, op: HalfArrays(codec, store.comm.kernels, op),
     lambda store, codec, bucket: _over_nodes(
-        store, codec, bucket, HalfNodes(codec, store.comm.kernels, store.residuals)
+        store, codec, bucket, HalfNodes(codec, store.comm.kernels)
     ),
     on_gpus=True,
 )

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 
 from ncclkv.comm.base import Collective, Communicator
-from ncclkv.comm.programs.coded_sum import decoded
+from ncclkv.comm.programs.decoded import decoded
 from ncclkv.comm.programs.top_sum import TopSum
 from ncclkv.comm.types import Buffer
 from ncclkv.compress.coding import Taking, coding_of
@@ -65,7 +65,9 @@ class TopReduction:
             encode = partial(self._encode, take, span, entries)
         parts = decoded(span.hi - span.lo, 1, span.to, comm.size, nodes)
         divides = op == "avg"
-        top = TopSum(codec, encode, payload, bounds, receive, ranks, parts, divides, comm.kernels)
+        top = TopSum(
+            codec, encode, payload, bounds, receive, ranks, parts, divides, comm.rank, comm.kernels
+        )
         return comm.program(
             top.steps,
             what="a topk sum",

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import ALIGNMENT
-from ncclkv.engine.bucket_state import Array
+from ncclkv.engine.storage import Array
 from ncclkv.errors import SpecMismatch
 
 Made = TypeVar("Made")

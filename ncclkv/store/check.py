@@ -12,7 +12,7 @@ from ncclkv.arrays.dtypes import DType, check_dtype
 from ncclkv.arrays.memory import addresses, bounds, identity, lie_apart, share
 from ncclkv.arrays.number import as_array, dtype_of, is_number
 from ncclkv.comm.base import Communicator
-from ncclkv.engine.bucket_state import Array
+from ncclkv.engine.storage import Array
 from ncclkv.errors import DTypeMismatch, NotSupported, ShapeMismatch, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.store.keys import pairs

@@ -15,7 +15,7 @@ from ncclkv.kernels.host import HostKernels
 from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component
 from ncclkv.store.keys import key_list, one_key
-from ncclkv.table.registry import KeySpec
+from ncclkv.table.registry import DENSE, KeySpec
 
 _VERB = "set_gradient_compression"
 
@@ -74,6 +74,12 @@ def check_named(rule: CodecRule | None, spec: KeySpec) -> None:
         return
     codec = rule.codec
     advice = "leave it out of keys=, or choose keys by a pattern, which passes it over"
+    if spec.storage != DENSE:
+        raise NotSupported(
+            f"key {spec.key!r} has the storage {spec.storage!r}, whose pushes are not compressed; "
+            f"{advice}",
+            key=spec.key,
+        )
     if spec.dtype.name not in codec.dtypes:
         raise DTypeMismatch(
             f"key {spec.key!r} is {spec.dtype}, and {codec.name} compresses "

@@ -27,7 +27,7 @@ from ncclkv.arrays.number import is_number
 from ncclkv.arrays.writes import before_write, observed
 from ncclkv.comm.base import Collective
 from ncclkv.comm.types import OPS, Work
-from ncclkv.engine.bucket_state import Array
+from ncclkv.engine.storage import Array
 from ncclkv.errors import UsageError
 from ncclkv.other_names import OTHER_OPS
 from ncclkv.store import check

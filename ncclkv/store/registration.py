@@ -8,7 +8,7 @@ from typing import Any
 
 from ncclkv.arguments import check_flag, check_known
 from ncclkv.comm.types import OPS
-from ncclkv.engine.bucket_state import Array
+from ncclkv.engine.storage import Array
 from ncclkv.errors import KeyTypeMismatch, UsageError, about
 from ncclkv.other_names import OTHER_OPS
 from ncclkv.store import check

@@ -147,6 +147,7 @@ class ResidualStates(Component):
             spec = self._engine.layout.registry[manifest.keys[each.key_index].spec.key]
             if not isinstance(reductions.codec(spec), PowerSGD):
                 continue
+            reductions.follow(spec)
             basis = reductions.bases.of(spec)
             basis.launches = each.launches
             if each.columns:

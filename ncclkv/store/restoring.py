@@ -12,8 +12,8 @@ from ncclkv.arrays.dtypes import dtype_name
 from ncclkv.checkpoint.manifest import Manifest, SavedKey, state_name, value_name
 from ncclkv.checkpoint.read import LoadedCheckpoint, read_residuals
 from ncclkv.checkpoint.tensors import Tensor, batches
-from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.fused_rule import FusedRule
+from ncclkv.engine.storage import Array
 from ncclkv.engine.update_rule import FunctionRule
 from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.optimizer.base import Optimizer

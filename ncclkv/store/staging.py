@@ -10,7 +10,7 @@ from ncclkv.arrays.dtypes import DType, dtype_name
 from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.diagnosis import item_lists
 from ncclkv.comm.diagnosis.call_ring import LoggedKeys
-from ncclkv.engine.bucket_state import Array
+from ncclkv.engine.storage import Array
 from ncclkv.store import check
 from ncclkv.table import contract
 

@@ -19,6 +19,7 @@ MODULES = (
     "checkpoints_refused",
     "reductions",
     "compression",
+    "compression_of_halves",
     "compression_of_largest",
     "compression_of_matrices",
     "compression_of_nodes",

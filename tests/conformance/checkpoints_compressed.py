@@ -159,6 +159,26 @@ def long_keys_continue_bit_for_bit(create: Stores) -> None:
 
 
 @case(needs="safetensors", in_host_memory=True)
+def a_basis_of_another_type_is_dropped(create: Stores) -> None:
+    parameters = {"type": "powersgd", "start_powerSGD_iter": 0, "use_error_feedback": False}
+    with TemporaryDirectory() as directory, new_store(create) as kv:
+        kv.set_gradient_compression(parameters)
+        kv.init("w", np.zeros(SHAPES["w"], np.float32))
+        step(kv, 0)
+        kv.save(directory)
+        with other_store(create, parameters) as other:
+            other.load(directory)  # without an optimizer no key has a bucket
+            bases = context_of(other).engine.reductions.bases
+            basis = bases.find("w")
+            assert basis is not None
+            assert basis.launches == 1
+            other.set_gradient_compression({"type": "topk"})
+            step(other, 1)
+            other.wait()
+            assert bases.find("w") is None
+
+
+@case(needs="safetensors", in_host_memory=True)
 def residuals_of_nodes_go_to_the_slices_of_other_buckets(create: Stores) -> None:
     for parameters in TWO_BIT, TYPES[2]:
         goes_on_in_other_buckets(create, {**parameters, "scope": "node"})

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ncclkv
+from ncclkv.engine.bucket_push import LENT_FROM_BYTES
 from ncclkv.errors import (
     DTypeMismatch,
     NotSupported,
@@ -214,24 +215,27 @@ def pushes_of_blocks_and_views(create: Stores) -> None:
 
 @case(in_host_memory=True)
 def arrays_may_be_written_after_a_push(create: Stores) -> None:
-    keys = ["w", "long", "b"]
+    counts = {"w": 1000, "large": LENT_FROM_BYTES // 4, "b": 7}
     for kind in TYPES:
         kv = create()
         kv.set_gradient_compression({"type": kind, "threshold": 0.5})
-        kv.init(keys, [np.zeros(LENGTHS[key], np.float32) for key in keys])
-        sums = Sums(kind, 0.5, keys, kv.num_workers)
-        arrays = [np.empty(LENGTHS[key], np.float32) for key in keys]
-        strided = [np.empty(2 * LENGTHS[key], np.float32)[::2] for key in keys]
+        kv.init([*counts], [np.zeros(count, np.float32) for count in counts.values()])
+        arrays = [np.empty(count, np.float32) for count in counts.values()]
+        strided = [np.empty(2 * count, np.float32)[::2] for count in counts.values()]
+        models = [MODELS[kind](0.5, 1) for _ in range(kv.num_workers)]
         for step in range(4):
             pushed = strided if step == 2 else arrays
-            for key, array in zip(keys, pushed, strict=True):
-                array[...] = gradient(kv.rank, step, key)
-            kv.push(keys, pushed)
+            for array in pushed:
+                array[...] = (kv.rank + step) / 8
+            kv.push([*counts], pushed)
             for array in pushed:
                 array[...] = np.nan
-            for key in keys:
-                check(kv, key, sums.step(key, step))
-        sums.check_residuals(kv)
+            sent = sum(
+                model.push(np.full(1, (rank + step) / 8, np.float32))[1][0]
+                for rank, model in enumerate(models)
+            )
+            for value in kv.pull([*counts]):
+                assert (value == np.float32(sent * models[0].step)).all()
 
 
 def group_that_raises(kv: Any) -> None:
@@ -367,58 +371,6 @@ def keys_that_are_not_compressed(create: Stores) -> None:
     plan = kv.explain_plan()
     assert "encoded by 2bit: 'w'" in plan
     assert "not encoded by 2bit, which takes float32 and sum or avg: 'n', 'most'" in plan
-
-
-def half(array: np.ndarray) -> np.ndarray:
-    """Return an array rounded to float16."""
-    with np.errstate(all="ignore"):
-        return array.astype(np.float16).astype(np.float32)
-
-
-def overwrite(key: str, value: Any, stored: Any) -> None:
-    stored[...] = value
-
-
-@case()
-def halves_are_rounded_once_more_after_the_sum(create: Stores) -> None:
-    for dtype in (np.float32, np.float64):
-        for op in ("sum", "avg", "max"):
-            kv = create(reproducible=True)
-            kv.set_gradient_compression({"type": "fp16"})
-            kv.init(["w", "x"], [np.zeros(5000, dtype), np.zeros(3, dtype)], op=op)
-            kv.set_updater(overwrite)
-            for step in range(2):
-                arrays = [
-                    np.random.default_rng([rank, step]).standard_normal(5000).astype(dtype)
-                    for rank in range(kv.num_workers)
-                ]
-                kv.push(["w", "x"], [arrays[kv.rank], np.full(3, 40_000, dtype)])
-                parts = [half(array.astype(np.float32)) for array in arrays]
-                if op == "max":
-                    wanted = np.max(parts, axis=0)
-                else:
-                    added = parts[0]
-                    for part in parts[1:]:
-                        added = added + part
-                    wanted = half(added / np.float32(kv.num_workers) if op == "avg" else added)
-                check(kv, "w", wanted.astype(dtype))
-                most = half(np.full(3, 40_000 * (kv.num_workers if op == "sum" else 1.0)))
-                check(kv, "x", most.astype(dtype))
-
-
-@case()
-def what_the_rounding_loses_is_kept_if_asked(create: Stores) -> None:
-    kv = create(reproducible=True)
-    kv.set_gradient_compression({"type": "fp16", "error_feedback": True})
-    kv.init("w", np.zeros(3, np.float32))
-    kept: np.ndarray = np.zeros(3, np.float32)
-    mine = np.full(3, 1 + 2**-13, np.float32)
-    for _ in range(9):
-        kv.push("w", mine)
-        sent = half(kept + mine)
-        kept = kept + mine - sent
-        check(kv, "w", half(kv.num_workers * sent))
-    assert (kept != 0).any()
 
 
 def misuse(kv: Any) -> dict[str, tuple[type[Exception], Callable[[], Any], str]]:

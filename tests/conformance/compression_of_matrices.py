@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import ncclkv
+from ncclkv.engine.power_reduction import PowerReduction
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 from tests.harness.context import context_of
@@ -242,6 +243,21 @@ def a_reset_matrix_begins_again(create: Stores) -> None:
         kv.push("w", gradient(kv.rank, step, "w"))
         check(kv, "w", model.step(kv, "w", step))
     model.check_residuals(kv)
+
+
+@case(in_host_memory=True)
+def a_matrix_sent_whole_beside_others_sends_no_old_factors(create: Stores) -> None:
+    kv = narrow(create, start=1)
+    for step in range(3):
+        kv.push(list(SHAPES), [gradient(kv.rank, step, key) for key in SHAPES])
+        kv.wait()
+    kv.reset("w", np.zeros(SHAPES["w"], np.float32))
+    kv.push(list(SHAPES), [gradient(kv.rank, 3, key) for key in SHAPES])
+    check(kv, "w", Model(start=1).step(kv, "w", 3))
+    reduction = context_of(kv).engine.layout["w"].state.coded["w"]
+    if isinstance(reduction, PowerReduction):
+        places = zip(reduction._arrays, reduction._places["w"], strict=True)
+        assert not any(array[place].any() for array, place in places)
 
 
 @case(in_host_memory=True)

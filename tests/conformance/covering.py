@@ -31,6 +31,7 @@ PLACED_MODULES = frozenset(
         "checkpoints_compressed",
         "checkpoints_refused",
         "compression",
+        "compression_of_halves",
         "compression_of_largest",
         "compression_of_matrices",
         "compression_of_nodes",
@@ -84,6 +85,7 @@ SIZED_MODULES = frozenset(
     [
         "buckets",
         "compression",
+        "compression_of_halves",
         "compression_of_largest",
         "compression_of_matrices",
         "compression_of_nodes",
@@ -130,6 +132,7 @@ DIVIDED_MODULES = frozenset(
         "checkpoints",
         "checkpoints_compressed",
         "compression",
+        "compression_of_halves",
         "compression_of_largest",
         "compression_of_matrices",
         "compression_of_nodes",

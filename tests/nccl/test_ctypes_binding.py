@@ -154,6 +154,19 @@ def test_a_communicator_that_does_not_block_cannot_be_captured():
     assert "unset NCCL_COMM_BLOCKING on every rank, also in nccl.conf" in other.uncaptured
 
 
+@pytest.mark.parametrize(
+    ("setting", "blocking", "captured"),
+    [("", True, True), ("", False, False), ("0", True, False), ("1", False, True)],
+)
+def test_a_creation_that_ends_at_once_may_not_block(
+    monkeypatch: pytest.MonkeyPatch, setting: str, blocking: bool, captured: bool
+) -> None:
+    monkeypatch.setenv("NCCL_COMM_BLOCKING", setting)
+    binding, _ = over(blocking=blocking)
+    binding.create(2, bytes(128), 0, nobody)
+    assert (binding.uncaptured == "") == captured
+
+
 def test_a_missing_rank_ends_the_creation_by_an_abort():
     binding, script = over(IN_PROGRESS, code=IN_PROGRESS)
     begin = time.monotonic()

@@ -46,15 +46,17 @@ pytestmark = pytest.mark.skipif(
 
 
 class HostMirror:
-    """`ncclkv.kernels.device.memory.Mirror` of memory that the host reads as it is."""
+    """`ncclkv.kernels.device.memory.Mirror` of memory that the host can read."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
         memory = (ctypes.c_char * array.nbytes).from_address(array.data.ptr)
-        self.host = np.frombuffer(memory, array.dtype)
+        self._seen = np.frombuffer(memory, array.dtype)
+        self.host = np.zeros_like(self._seen)
 
     def update(self) -> None:
-        """Do nothing."""
+        """Copy what the kernels have written so far."""
+        self.host[...] = self._seen
 
 
 class HostStage(Stage):

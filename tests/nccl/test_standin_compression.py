@@ -18,6 +18,7 @@ from ncclkv.engine.saturation import FIRST
 from ncclkv.errors import NotSupported
 from tests.conformance.capabilities import use_buffers
 from tests.conformance.expect import full, refused, same
+from tests.harness.context import context_of
 from tests.nccl.standin import Worker, run_on_standin
 from tests.nccl.standin.buffers import StandInBuffers
 from tests.nccl.standin.stores import StandInStores
@@ -54,16 +55,22 @@ def test_what_gpus_lack_is_refused_by_name(parameters: dict[str, Any], words: st
     run_on_standin(2, with_store(body), lazy=True)
 
 
+def refuse() -> None:
+    raise AssertionError("the host waits for the device")
+
+
 def test_large_gradients_are_warned_of_without_a_wait(caplog: pytest.LogCaptureFixture) -> None:
     def body(worker: Worker, kv: Any) -> None:
         kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
         kv.init(["w", "b"], [np.zeros(128, np.float32), np.zeros(3, np.float32)])
-        for number in range(FIRST):
+        for _ in range(FIRST - 1):
             kv.push(["w", "b"], [full(3, (128,)), full(0.1, (3,))])
-            if number == FIRST - 2:
-                kv.wait()
-                assert kv.gradient_compression("w")["saturated"] == 1
-        assert kv.gradient_compression("b")["saturated"] == 0
+        kv.wait()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(context_of(kv).comm, "synchronize", refuse)
+            kv.push(["w", "b"], [full(3, (128,)), full(0.1, (3,))])
+            assert kv.gradient_compression("w")["saturated"] == 1
+            assert kv.gradient_compression("b")["saturated"] == 0
 
     with caplog.at_level(logging.WARNING, "ncclkv"):
         run_on_standin(2, with_store(body, bucket_bytes=0), lazy=True)

@@ -113,7 +113,7 @@ class FlightRecorder:
 
     @concurrency.shared_step("page: record wait", writes=True)
     def record_wait(self, ranks: Collection[int], description: str, waited: float) -> None:
-        """Show on this rank's page that it waits for `ranks`, since `waited` seconds."""
+        """Show on this rank's page that it has waited for `ranks` for `waited` seconds."""
         now, lowest = concurrency.monotonic_ns(), sorted(ranks)[:_MAX_RANKS]
         text = description.encode(errors="replace")[:_TEXT_BYTES]
         padded = [*lowest, *[-1] * (_MAX_RANKS - len(lowest))]

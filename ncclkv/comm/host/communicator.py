@@ -1,8 +1,9 @@
 """The communicator of hosts: collectives in the memory of a node, and messages over any transport.
 
 On one node that shares memory, all collectives of buffers go through that memory, except
-`all_to_all`.  Host objects are always messages.  Programs read the memory of their node, and
-exchange messages between nodes (`ncclkv.comm.shm.node_wire`).
+`all_to_all`, and allgathers of long arrays that neighbours cannot map.  Host objects are always
+messages.  Programs read the memory of their node, and exchange messages between nodes
+(`ncclkv.comm.shm.node_wire`).
 
 Across nodes a long reduction goes through the memory of each node, and a slice is exchanged between
 the ranks of one index (`ncclkv.comm.shm.hierarchical`).  In a long sum to `Owners` the rank of
@@ -234,11 +235,12 @@ class HostCommunicator(Communicator):
         shared = node is not None and node.is_node_shared(receive)
         if shared:
             check_in_place(send, parts[self.rank])
-        gather = Gather(send, parts, self.nodes if shared else None)
         if node is not None and (shared or len(node.nodes) == 1):
+            gather = Gather(send, parts, self.nodes if shared else None)
             lengths = [parts[rank].nbytes for rank in node.ranks]
             return self._launch_in_node(node, call, gather.steps, lengths=lengths)
-        return self._tags.launch(lambda channel: gather.steps(channel, None), call)
+        # A program sends no empty message, and these compare the lengths of ranks on all nodes.
+        return self._tags.launch(lambda channel: algorithms.gather(channel, send, parts), call)
 
     def _program(self, program: Program) -> Collective:
         call, node = header.program(program.what, program.nbytes), self._node
@@ -293,8 +295,8 @@ class HostCommunicator(Communicator):
         colors = sorted(
             {other for other in self.control.allgather(color, "split") if other is not None}
         )
-        number = len(colors) if color is None else colors.index(color)
-        transport = self._transport.split(number, key)
+        index = len(colors) if color is None else colors.index(color)
+        transport = self._transport.split(index, key)
         if color is None:
             transport.close()
             return None

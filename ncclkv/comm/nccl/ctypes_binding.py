@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ncclkv import concurrency
+from ncclkv import concurrency, env
 from ncclkv.comm.nccl import deadlines
 from ncclkv.comm.nccl.binding import Handle, Look, connect, version_text
 from ncclkv.comm.nccl.deadlines import Deadline
@@ -129,12 +129,17 @@ class CtypesBinding:
                 ctypes.byref(self._config),
                 look=look,
             )
-            if code == _IN_PROGRESS:
+            if not self._blocks():
                 self.uncaptured = _NOT_BLOCKING
             self._finish_or_abort(operation, comm.value, code, look)
         except CommAborted as error:
             raise LaunchError(str(error)) from error
         return comm.value
+
+    def _blocks(self) -> bool:
+        """Return whether communicators block, unless nccl.conf says otherwise: see `_settle`."""
+        chosen = env.communicators_block()
+        return self._blocking if chosen is None else chosen
 
     def connect(
         self,
@@ -214,6 +219,7 @@ class CtypesBinding:
 
     def _settle(self, operation: str, comm: Handle, look: Look | None = None) -> None:
         """Wait until NCCL has completed the last call, as NCCL requires before the next call."""
+        self.uncaptured = _NOT_BLOCKING
         deadline = Deadline(self._timeout)
         while (code := self._state(comm)) == _IN_PROGRESS:
             # Before a pause, in which the process may be stopped: what NCCL has done counts.

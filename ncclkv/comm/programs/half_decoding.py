@@ -22,7 +22,7 @@ class HalfDecoding:
     ----------
     codec : Half
     op : str
-        How payloads are combined: an average is divided before it is rounded first.
+        The op that combines payloads: for averages "sum", as each part was divided.
     receive : ndarray of float32 or float64, shape (n,)
         Receives the elements of the sum that this rank decodes.
     kernels : Kernels

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ncclkv.comm.programs.coded_sum import Decoded
+from ncclkv.comm.programs.decoded import Decoded
 from ncclkv.comm.programs.ordered_sum import OrderedSum
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.types import Apply, Buffer
@@ -30,7 +30,6 @@ class Factors(NamedTuple):
     ----------
     matrix : ndarray of float32, shape (m, n)
     residual : ndarray of float32, shape (m, n), or None
-        None on a rank that sends nothing, too.
     basis : Basis
     p : ndarray of float32, shape (k, m)
     q : ndarray of float32, shape (k, n)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ncclkv.comm.destinations import To
-from ncclkv.comm.programs.coded_sum import SHORT_BYTES, Nodes
+from ncclkv.comm.programs.decoded import SHORT_BYTES, Nodes
 from ncclkv.comm.programs.decoding import PayloadSum, counts_save, word
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices

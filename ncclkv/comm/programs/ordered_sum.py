@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ncclkv.comm.programs.decoded import SHORT_BYTES
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Buffer
 from ncclkv.comm.wire import Range, Wire, read_of
-
-SHORT_BYTES = 16 * 1024
-"""Up to this length a second step costs more than longer messages."""
 
 UNIT = 16
 """Slices begin at multiples of so many elements."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
-from ncclkv.comm.programs.coded_sum import Decoded
+from ncclkv.comm.programs.decoded import Decoded
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Range, Wire, read_by, read_of
@@ -43,6 +43,8 @@ class TopSum:
     decoded : Decoded
     divides : bool
         Whether the result is the sum divided by the count of senders.
+    rank : int
+        This rank.
     kernels : Kernels
         The arithmetic in the memory of the arrays.
     """
@@ -55,6 +57,7 @@ class TopSum:
     senders: frozenset[int]
     decoded: Decoded
     divides: bool
+    rank: int
     kernels: Kernels = field(default_factory=HostKernels)
 
     def steps(self, wire: Wire, apply: Apply | None) -> Steps:
@@ -64,20 +67,25 @@ class TopSum:
         if self.decoded.shared:
             wire.share_result()
         parts = yield from wire.read(self.payload, self.wanted)
-        lo, hi = self.decoded.parts[wire.rank]
+        lo, hi = self.decoded.parts[self.rank]
         if lo == hi:
             return
         out = self.receive[lo:hi]
         self.kernels.fill(out, 0)
-        entries = self.entries[slice(*self._entries_in(lo, hi))]
-        add = coding_of(self.kernels).adding(self.codec, entries, lo)
         for part in parts:
             if part is not None:
-                add(part, out)
+                self._add(part, out)
         if self.divides:
             self.kernels.divide(out, len(self.senders))
         if apply is not None:
             apply(lo, hi)
+
+    @cached_property
+    def _add(self) -> Callable[[Buffer, Buffer], None]:
+        """The function that adds what a sender sent to the elements that this rank decodes."""
+        lo, hi = self.decoded.parts[self.rank]
+        entries = self.entries[slice(*self._entries_in(lo, hi))]
+        return coding_of(self.kernels).adding(self.codec, entries, lo)
 
     @cached_property
     def _ends(self) -> list[int]:

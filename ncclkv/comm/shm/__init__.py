@@ -24,8 +24,9 @@ processors ranks exchange messages.
 
 **Window.**  If files are refused, the node gets a window of MPI (`ncclkv.comm.host.window`), about
 10 MiB a rank.  The window holds phases, call logs and staging memory; arrays are copied through it
-in halves of 4 MiB.  The windows of a node take at most half of the free space.  If the window is
-refused too, ranks exchange messages.  `ncclkv.comm.shm.setup` chooses, and logs the reasons.
+in halves of 4 MiB, and allgathers are messages.  The windows of a node take at most half of the
+free space.  If the window is refused too, ranks exchange messages.  `ncclkv.comm.shm.setup`
+chooses, and logs the reasons.
 
 **Nodes.**  ``NCCLKV_RANKS_PER_NODE`` splits the ranks of a machine into several nodes, for tests.
 Ranks compare the variable when they make a communicator (`ncclkv.comm.diagnosis.roster`).

@@ -61,6 +61,8 @@ class ProgramCopies:
 class CopyPool:
     """Lends `ProgramCopies` to programs; the oldest copies are lent again once nobody reads them.
 
+    There are as many as programs were in flight at once, and they are never freed.
+
     Parameters
     ----------
     node : Node

@@ -171,7 +171,7 @@ class NodeWire(Wire):
                 owner = 0 if place.shared else index
                 memory = self._node.view(owner, place.offset, hi * size)
                 part, into = memory[lo * size :].view(own.dtype), parts.place(peer)
-                if into is not None:
+                if into is not None:  # not the same memory, as `Wire.copy` has to find out
                     into[...] = part
                 parts.found[peer] = part if into is None else into
         return unmapped

@@ -114,21 +114,21 @@ class PeerReads:
         wholes = [self._whole(index, where) for index, where in enumerate(offsets)]
         if None not in offsets and len(node.nodes) == 1:
             step = self._longest
-        for number, lo in enumerate(range(0, self._longest, step)):
-            if number:
+        for index, lo in enumerate(range(0, self._longest, step)):
+            if index:
                 if offset is None:
-                    self._copy(self._chunks(number)[node.index], lo, step)
-                slot.publish(ENTERED + number)
-                yield slot.stragglers(ENTERED + number)
-            yield from self.consume(lo, self._parts(wholes, self._chunks(number), lo, step))
+                    self._copy(self._chunks(index)[node.index], lo, step)
+                slot.publish(ENTERED + index)
+                yield slot.stragglers(ENTERED + index)
+            yield from self.consume(lo, self._parts(wholes, self._chunks(index), lo, step))
         slot.publish(DONE)
         if offset is not None:
             yield slot.stragglers(DONE)
 
-    def _chunks(self, number: int) -> list[Buffer]:
-        """Return every rank's copy of the chunk of that number."""
+    def _chunks(self, chunk_index: int) -> list[Buffer]:
+        """Return every rank's copy of a chunk."""
         ranks, halves = range(len(self.node.ranks)), self.node.double_buffer
-        return [halves.copy(index, number, HALF_BYTES) for index in ranks]
+        return [halves.copy(index, chunk_index, HALF_BYTES) for index in ranks]
 
     def _whole(self, index: int, offset: Offset | None) -> Buffer | None:
         """Return a rank's mapped array; None when that rank copies its array in chunks."""
@@ -140,10 +140,10 @@ class PeerReads:
     def _copy(self, chunk: Buffer, lo: int, step: int) -> None:
         """Copy elements ``[lo, lo + step)`` of each row that peers read, to staging memory."""
         copy = chunk.view(self.own.dtype)
-        for number, (first, stop) in enumerate(self.rows):
-            if number not in self.reads:
+        for row, (first, stop) in enumerate(self.rows):
+            if row not in self.reads:
                 part = self.own[first + lo : min(first + lo + step, stop)]
-                copy[number * step : number * step + part.size] = part
+                copy[row * step : row * step + part.size] = part
 
     def _parts(
         self, wholes: Sequence[Buffer | None], chunks: Sequence[Buffer], lo: int, step: int

@@ -17,6 +17,14 @@ STORE = "ranks/test_gpu_store.py"
 
 MUTANTS = (
     Mutant(
+        name="empty-parts-compare-nothing",
+        file="ncclkv/comm/host/communicator.py",
+        old="lambda channel: algorithms.gather(channel, send, parts), call)",
+        new="lambda channel: Gather(send, parts).steps(channel, None), call)",
+        why="ranks with other counts wait for each other, or leave a message behind",
+        tests=(Selection("0", "unit/comm/test_gather.py", "parts_are_empty"),),
+    ),
+    Mutant(
         name="one-part-a-node-crosses",
         file="ncclkv/comm/gather.py",
         old="place % len(ranks) == index",

@@ -75,6 +75,22 @@ MUTANTS = (
         tests=(Selection("0", STORE, "another_type_does_not"),),
     ),
     Mutant(
+        name="old-factors-are-summed-again",
+        file="ncclkv/engine/power_reduction.py",
+        old="                    array[place] = 0\n",
+        new="                    pass\n",
+        why="sums of what an earlier launch has left grow to infinity",
+        tests=(Selection("0", STORE, "a_matrix_sent_whole"),),
+    ),
+    Mutant(
+        name="a-basis-stays-under-another-type",
+        file="ncclkv/store/residual_states.py",
+        old="            reductions.follow(spec)\n            basis",
+        new="            basis",
+        why="a checkpoint of topk has launches of powersgd",
+        tests=(Selection("0", STORE, "a_basis_of_another_type"),),
+    ),
+    Mutant(
         name="checked-pushes-are-encoded-at-once",
         file="ncclkv/engine/flush.py",
         old="    launches_full = False\n",

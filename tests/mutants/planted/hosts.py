@@ -190,8 +190,8 @@ MUTANTS = (
     Mutant(
         name="rows-behind-the-own-not-shown",
         file=GATHER,
-        old="            if number not in self.reads:\n",
-        new="            if number < self.reads[0]:\n",
+        old="            if row not in self.reads:\n",
+        new="            if row < self.reads[0]:\n",
         why="parts of ranks without shared memory are garbage",
         tests=(COMM,),
     ),

@@ -1,7 +1,8 @@
-"""Allgathers into memory that the ranks of a node share."""
+"""Allgathers into memory that the ranks of a node share, and others whose ranks differ."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -17,6 +18,7 @@ from tests.harness.slow import stretched
 
 NODES = {
     "one node": lambda ranks, rank: list(ranks),
+    "each alone": lambda ranks, rank: [rank],
     "pairs": lambda ranks, rank: [other for other in ranks if other // 2 == rank // 2],
     "in turn": lambda ranks, rank: [other for other in ranks if other % 2 == rank % 2],
     "three and one": lambda ranks, rank: [other for other in ranks if (other < 3) == (rank < 3)],
@@ -93,3 +95,25 @@ def test_other_counts_are_a_mismatch_on_all_ranks(
         comm.abort("the end of the test")
 
     on_nodes(monkeypatch, nodes, 4, body)
+
+
+@pytest.mark.parametrize("nodes", ["one node", "each alone"])
+@pytest.mark.parametrize("of_ranks", [([0, 5], [5, 0]), ([0, 0], [0, 5])], ids=str)
+def test_other_counts_are_a_mismatch_where_parts_are_empty(
+    monkeypatch: pytest.MonkeyPatch, nodes: str, of_ranks: tuple[list[int], ...]
+) -> None:
+    def body(comm: Communicator) -> None:
+        counts = of_ranks[comm.rank]
+        own, gathered = np.zeros(counts[comm.rank]), np.zeros(sum(counts))
+        begin, found = time.monotonic(), ""
+        try:
+            comm.allgatherv(own, gathered, counts).wait()
+        except OrderMismatch as error:
+            found = str(error)
+        assert time.monotonic() - begin < stretched(5.0)
+        assert found or (nodes, comm.rank) in ended
+        comm.abort("the end of the test")
+
+    # Between nodes a message names the difference to the rank that receives another length.
+    ended = [("each alone", 1)] if of_ranks[0] == [0, 0] else []
+    on_nodes(monkeypatch, nodes, 2, body)

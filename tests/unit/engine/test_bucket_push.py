@@ -13,22 +13,23 @@ import pytest
 
 import ncclkv
 from ncclkv.comm.base import Collective
+from ncclkv.engine.bucket_push import LENT_FROM_BYTES
 from ncclkv.testing import run_ranks
 from tests.harness.context import context_of
 
-KEYS, COUNT = ["a", "b", "c"], 1000
+KEYS, SHAPE = ["a", "b", "c"], (500, 200)
 TWO_BIT = {"type": "2bit", "threshold": 1.0}
 
 
 def store(codec: dict[str, Any] | None = None, **options: Any) -> Any:
     kv = ncclkv.create("threads", **options)
     kv.set_gradient_compression(TWO_BIT if codec is None else codec)
-    kv.init(KEYS, [np.zeros(COUNT, np.float32)] * len(KEYS))
+    kv.init(KEYS, [np.zeros(SHAPE, np.float32)] * len(KEYS))
     return kv
 
 
 def ones() -> list[np.ndarray]:
-    return [np.ones(COUNT, np.float32) for _ in KEYS]
+    return [np.ones(SHAPE, np.float32) for _ in KEYS]
 
 
 class Packed(ncclkv.Instrument):
@@ -48,11 +49,11 @@ def in_group(kv: Any) -> None:
 
 def key_by_key(kv: Any) -> None:
     for key in KEYS:
-        kv.push(key, np.ones(COUNT, np.float32))
+        kv.push(key, np.ones(SHAPE, np.float32))
 
 
 def strided(kv: Any) -> None:
-    kv.push(KEYS, [np.ones(2 * COUNT, np.float32)[::2] for _ in KEYS])
+    kv.push(KEYS, [np.ones((1000, 200), np.float32)[::2] for _ in KEYS])
 
 
 def several(kv: Any) -> None:
@@ -107,16 +108,33 @@ def test_a_push_of_a_whole_bucket_is_not_copied(kind: str) -> None:
     run_ranks(3, work)
 
 
-@pytest.mark.parametrize("codec", [{"type": "fp16"}, {"type": "powersgd"}])
-def test_types_that_write_to_gradients_get_a_copy(codec: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "codec", [{"type": "fp16"}, {"type": "powersgd", "start_powerSGD_iter": 0}]
+)
+def test_types_that_read_gradients_later_get_a_copy(codec: dict[str, Any]) -> None:
     def work() -> None:
         with store(codec) as kv:
-            arrays = ones()
+            packed, arrays = Packed(), ones()
+            kv.add_instrument(packed)
             kv.push(KEYS, arrays)
-            kv.wait()
-            assert all((array == 1).all() for array in arrays)
+            for array in arrays:
+                array[...] = np.nan
+            for value in kv.pull(KEYS):
+                np.testing.assert_allclose(value, 3, rtol=1e-5)
+            assert packed.count == 1
 
     run_ranks(3, work)
+
+
+def test_a_short_push_is_copied() -> None:
+    with ncclkv.create("threads") as kv:
+        kv.set_gradient_compression(TWO_BIT)
+        kv.init("w", np.zeros(LENT_FROM_BYTES // 4 - 64, np.float32))
+        packed = Packed()
+        kv.add_instrument(packed)
+        kv.push("w", np.ones(LENT_FROM_BYTES // 4 - 64, np.float32))
+        kv.wait()
+        assert packed.count == 1
 
 
 def test_a_bucket_with_keys_sent_whole_is_copied() -> None:
@@ -135,7 +153,7 @@ def test_a_bucket_with_keys_sent_whole_is_copied() -> None:
 def test_a_push_whose_launch_fails_is_launched_again() -> None:
     with ncclkv.create("threads") as kv:
         kv.set_gradient_compression(TWO_BIT)
-        kv.init(KEYS, [np.zeros(COUNT, np.float32)] * len(KEYS))
+        kv.init(KEYS, [np.zeros(SHAPE, np.float32)] * len(KEYS))
         kv.push(KEYS, [-array for array in ones()])
         arrays = ones()
 
@@ -151,3 +169,23 @@ def test_a_push_whose_launch_fails_is_launched_again() -> None:
         for array in arrays:
             array[...] = np.nan
         assert all((value == 1).all() for value in kv.pull(KEYS))
+
+
+def test_a_launch_that_fails_has_launched_none_of_its_ranges() -> None:
+    with ncclkv.create("threads") as kv:
+        kv.set_gradient_compression({"type": "2bit", "threshold": 1.0}, keys="a")
+        kv.init(["a", "b"], [np.zeros(4, np.float32)] * 2)
+        engine = context_of(kv).engine
+        dense = engine.reductions.dense
+        prepare = dense.prepare
+
+        def fail(*_: Any) -> Collective:
+            raise MemoryError("no memory today")
+
+        dense.prepare = fail  # type: ignore[method-assign]
+        with pytest.raises(MemoryError):
+            kv.push(["a", "b"], [np.full(4, 0.6, np.float32)] * 2)
+        dense.prepare = prepare  # type: ignore[method-assign]
+        kv.wait()
+        assert (kv.pull("a") == 0).all()
+        assert (engine.reductions.residuals.all_of("a")[0] == np.float32(0.6)).all()

@@ -194,6 +194,15 @@ def test_values_and_counts_come_back_from_a_checkpoint(tmp_path: Path) -> None:
     assert on_ranks(body) == [-0.5, 4, -0.5, 4, 1]
 
 
+def test_pushes_of_the_storage_are_not_compressed() -> None:
+    with store() as kv:
+        key = next(key for key in KEYS if key.startswith(NAME))
+        kv.set_gradient_compression({"type": "2bit"})
+        assert kv.gradient_compression(key) is None
+        with pytest.raises(NotSupported, match=f"the storage '{NAME}', whose pushes are not"):
+            kv.set_gradient_compression({"type": "2bit"}, keys=key)
+
+
 def test_a_view_of_a_gradient_is_refused() -> None:
     with store() as kv:
         with pytest.raises(NotSupported, match="keys of storage 'listed' have no array"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -25,6 +26,14 @@ SHARED = -77.0
 """A number in arrays that receive a sum, before it."""
 
 
+def encoded(
+    codec: Quantiser, entries: Sequence[tuple[int, int]], gradient: Buffer, payload: Buffer
+) -> None:
+    """Encode a gradient, of which nothing is owed before."""
+    parts = [gradient[lo:hi] for lo, hi in entries]
+    encode_entries(codec, entries, parts, [np.zeros_like(part) for part in parts], payload)
+
+
 def sums(
     codec: Quantiser,
     gradients: Sequence[Buffer],
@@ -44,16 +53,7 @@ def sums(
     received, steps, ranges = [], [], []
     for rank, wire in enumerate(wires):
         payload = np.full(codec.nbytes(count), 0xFF, np.uint8)
-        residuals = [np.zeros(hi - lo, np.float32) for lo, hi in entries]
-
-        def encode(
-            gradient: Buffer = gradients[rank],
-            payload: Buffer = payload,
-            residuals: list[Buffer] = residuals,
-        ) -> None:
-            of_entries = [gradient[lo:hi] for lo, hi in entries]
-            encode_entries(codec, entries, of_entries, residuals, payload)
-
+        encode = partial(encoded, codec, entries, gradients[rank], payload)
         lo, hi = form.decoded[rank]
         packed = np.zeros(form.packed(hi - lo) if form.two_steps else 0, np.uint8)
         out = np.full(count, SHARED, np.float32)

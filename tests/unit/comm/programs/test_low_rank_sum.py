@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
-from ncclkv.comm.programs.coded_sum import decoded
+from ncclkv.comm.programs.decoded import SHORT_BYTES, decoded
 from ncclkv.comm.programs.low_rank_sum import Exchange, Factors, LowRankSum
-from ncclkv.comm.programs.ordered_sum import SHORT_BYTES, UNIT, OrderedSum
+from ncclkv.comm.programs.ordered_sum import UNIT, OrderedSum
 from ncclkv.comm.types import Buffer
 from ncclkv.comm.wire import Limits
 from ncclkv.compress.basis import Basis
