@@ -86,6 +86,15 @@ def test_ncclkv_run_names_a_killed_rank_and_the_others_live_to_raise(hosts: Jobs
     assert re.search(rf"ncclkv run: the job failed .*: rank {lost}\b", ended.err), ended.err
 
 
+def test_a_rank_that_is_killed_after_its_close_crashes_no_rank_of_another_host(hosts: Jobs) -> None:
+    lost = hosts.size - 1
+    ended = hosts.program("steps.py", "kill-closed", str(lost), STEPS, run=True)
+    ended_in_time(ended)
+    assert re.search(rf"RankDied: rank {lost} on \S+ \(pid \d+\) has ended", ended.err), ended.err
+    assert "SIGSEGV" not in ended.err
+    assert re.search(rf"ncclkv run: the job failed .*: rank {lost}\b", ended.err), ended.err
+
+
 def test_an_error_of_mpi_is_reported_as_the_loss_of_its_peer(hosts: Jobs) -> None:
     """Check MPICH over libfabric, which reports an error where it crashes over UCX."""
     lost = hosts.size - 1

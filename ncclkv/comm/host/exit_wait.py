@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 from ncclkv import concurrency, env
 from ncclkv.comm.backoff import Backoff
-from ncclkv.comm.host.final_barrier import FinalBarrier, Participant
-from ncclkv.system import abort, stacks
-
-# Ranks that all arrive within this time need no announcements.
-_SHORT_SECONDS = 0.5
+from ncclkv.comm.host.final_barrier import FinalBarrier
+from ncclkv.comm.host.peer_processes import RankProcess
+from ncclkv.errors import CommError
+from ncclkv.system import abort
 
 # Seconds between two polls of the neighbours' processes.
 _PROCESS_SECONDS = 0.05
@@ -23,7 +22,7 @@ _ARRIVAL_SECONDS = 0.3
 PATIENCE = 10.0
 """Maximum of seconds that a rank waits for the others after a failure."""
 
-# After a failure no message is sent to other machines: a second message to a dead process can crash
+# After a failure no notice is sent to other machines: a second message to a dead process can crash
 # MPICH.  The ranks there have this time to end by themselves.
 _OTHER_MACHINES_SECONDS = 2.0
 
@@ -32,7 +31,7 @@ _FIRST_SLEEP, _MAX_SLEEP = 50e-6, 5e-3
 
 
 class ExitWait:
-    """Waits until all members of some barriers have arrived, or no late member can arrive.
+    """Waits until all ranks of some barriers have arrived, or no late rank can arrive.
 
     Parameters
     ----------
@@ -58,21 +57,18 @@ class ExitWait:
 
     def wait(self) -> str:
         """Wait; return the reason to end without ``MPI_Finalize``, empty when all have arrived."""
-        from mpi4py import MPI
-
         limit, waited = env.exit_timeout(), 0.0
         for waited in Backoff(math.inf if limit is None else limit, _pause):
             try:
-                if self._all_arrived(waited):
+                if self._all_arrived():
                     return ""
-            except MPI.Exception as error:
-                problem = f"CommAborted: MPI reports at the end: {abort.reason_of(error)}"
-                return self._failure or problem
-            if self._gives_up(waited):
-                return self._failure
-            if waited > self._timeout * (self._reports + 1):
-                self._reports = int(waited / self._timeout)
-                self._report_late(waited)
+                if self._gives_up(waited):
+                    return self._failure
+                if waited > self._timeout * (self._reports + 1):
+                    self._reports = int(waited / self._timeout)
+                    self._report_late(waited)
+            except CommError as error:
+                return self._failure or abort.reason_of(error)
         self.ends_job = True
         return (
             f"waited {waited:.1f} s (NCCLKV_EXIT_TIMEOUT={limit:g}) at the end of the job for "
@@ -83,21 +79,12 @@ class ExitWait:
         """Return whether this rank has failed, and so waits for a short time only."""
         return bool(self._failure) and self._may_end_job
 
-    def _all_arrived(self, waited: float) -> bool:
-        """Exchange arrivals; return whether all members have arrived."""
-        failed = self._is_short()
+    def _all_arrived(self) -> bool:
+        """Exchange notices; return whether all ranks have arrived."""
+        late = any(each.late() for each in self._barriers)
         for each in self._barriers:
-            if failed:
-                each.announce(each.is_neighbour)
-            elif waited > min(_SHORT_SECONDS, self._timeout / 2):
-                each.announce(lambda member: True)
-            each.receive_arrivals()
-        # A failed rank does not enter before the others: its message to a dead peer can crash MPI.
-        if not failed or not any(each.late() for each in self._barriers):
-            for each in self._barriers:
-                each.enter()
-        passed = [each.passed() for each in self._barriers]
-        return all(passed)
+            each.arrive(near_only=self._is_short() and late)
+        return not late
 
     def _gives_up(self, waited: float) -> bool:
         """Return whether this rank ends with its failure, and waits no longer."""
@@ -109,37 +96,44 @@ class ExitWait:
         return bool(self._failure) and waited - self._failed_at > patience
 
     def _waits_in_vain(self, waited: float) -> bool:
-        """Return whether no late member can arrive; a neighbour that has died is a failure."""
+        """Return whether no late rank can arrive; the end of an awaited process is a failure."""
         near, far = self._late()
-        ended = [each for each in near if each.process.has_ended()]
-        all_stuck = all(each.process.state() for each in near)
+        ended = [each for each, has_ended in {**near, **far}.items() if has_ended]
+        all_stuck = all(each.state() for each in near)
         if not ((near or far) and all_stuck if self._is_short() else ended):
             self._in_vain_since = math.inf
             return False
         self._in_vain_since = min(self._in_vain_since, waited)
-        grace = _OTHER_MACHINES_SECONDS if far and self._is_short() else _ARRIVAL_SECONDS
-        if waited - self._in_vain_since < grace:
+        beyond = far if self._is_short() else ended[0] in far
+        if waited - self._in_vain_since < (_OTHER_MACHINES_SECONDS if beyond else _ARRIVAL_SECONDS):
             return False
         if not self._failure:
             self._failure = f"RankDied: {ended[0]} has ended, and other ranks wait for its arrival"
             self._failed_at = waited
         return self._is_short() and all_stuck
 
-    def _late(self) -> tuple[list[Participant], list[Participant]]:
-        """Return the late members whose processes can be seen from here, and the others."""
-        late = dict.fromkeys(member for each in self._barriers for member in each.late())
-        is_neighbour = self._barriers[0].is_neighbour
-        return list(filter(is_neighbour, late)), [each for each in late if not is_neighbour(each)]
+    def _late(self) -> tuple[dict[RankProcess, bool], dict[RankProcess, bool]]:
+        """Return the late processes that can be seen from here, and the others.
+
+        The value of a process is whether it is known to have ended.
+        """
+        near: dict[RankProcess, bool] = {}
+        far: dict[RankProcess, bool] = {}
+        for peers, ranks in ((each.peers, each.late()) for each in self._barriers):
+            for rank in ranks:
+                found = near if peers.is_near(rank) else far
+                found[peers.of(rank)] = peers.has_ended(rank)
+        return near, far
 
     def _describe_late(self) -> str:
-        """Describe the late members, and the states of the processes seen from here."""
+        """Describe the late processes, and the states of those that can be seen from here."""
         near, far = self._late()
-        states = {each: each.process.state() for each in near}
+        states = {each: each.state() for each in near}
         seen = [f"{each}, which {state}" if state else str(each) for each, state in states.items()]
         return ", ".join([*seen, *map(str, far)])
 
     def _report_late(self, waited: float) -> None:
-        """Write a line about the late members, and make neighbours among them write stacks."""
+        """Write a line about the late ranks, and make neighbours among them write stacks."""
         for barrier in self._barriers:
             late = barrier.late()
             if late and barrier.is_first():
@@ -149,9 +143,9 @@ class ExitWait:
                     f"all do (NCCLKV_EXIT_TIMEOUT=SECONDS ends it instead)\n"
                 )
                 sys.stderr.flush()
-            for each in late:
-                if barrier.is_neighbour(each) and barrier.is_first(each.machine):
-                    stacks.show(each.pid, each.signal)
+            if barrier.is_first(near_only=True):
+                for rank in filter(barrier.peers.is_near, late):
+                    barrier.peers.of(rank).show_stacks()
 
 
 def _pause(attempt: int) -> None:

@@ -4,19 +4,20 @@ A rank whose program failed waits for a bounded time, then ends without ``MPI_Fi
 rank waits until all ranks have arrived, and names the late ranks at each deadline.
 
 The end runs at exit, and before the program's own ``MPI.Finalize()``, by an attribute of
-``MPI_COMM_SELF``.  All ranks first pass ``MPI_Ibarrier`` on a communicator of its own
-(`ncclkv.comm.host.final_barrier`).  After half a second each rank sends a message to each other
-rank, which shows the late ranks.  `ncclkv.comm.host.exit_wait` polls the neighbours' processes and
-the deadlines.
+``MPI_COMM_SELF``.  Each rank sends a notice to each other rank, on a transport that stays open
+until then (`ncclkv.comm.host.final_barrier`).  A late rank is a rank whose notice is missing.
+`ncclkv.comm.host.exit_wait` polls the notices, the processes and the deadlines.
 
-After a failure only ranks of one machine exchange messages, because a second message to a dead
+After a failure only ranks of one machine exchange notices, because a second message to a dead
 process of another machine can crash MPICH.  A rank that gives up skips ``MPI_Finalize`` and the
 exit hooks of C (``on_exit``), so its exit code is its own.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,13 @@ from ncclkv import env, notify
 from ncclkv.comm.diagnosis import farewells
 from ncclkv.comm.host.exit_wait import PATIENCE, ExitWait
 from ncclkv.comm.host.final_barrier import FinalBarrier
+from ncclkv.comm.host.mpi import leave_all
 from ncclkv.system import abort, watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+_process = os.getpid()
 
 _barriers: list[FinalBarrier] = []
 
@@ -62,7 +66,7 @@ def join(comm: MPI.Intracomm, timeout: float) -> None:
     timeout : float
         Seconds after which the ranks that are late at the end are named.
     """
-    if comm.Get_size() >= max((len(each.members) for each in _barriers), default=0):
+    if comm.Get_size() >= max((each.size for each in _barriers), default=0):
         farewells.forgive()
     if any(each.covers(comm) for each in _barriers):
         return
@@ -72,8 +76,12 @@ def join(comm: MPI.Intracomm, timeout: float) -> None:
         _watch_finalize()
 
 
+@atexit.register
 def end() -> None:
-    """End MPI, or this rank without it, at the end of the process."""
+    """Leave all stores, and end MPI, or this rank without it, at the end of the process."""
+    if os.getpid() != _process:  # a forked child is not a rank
+        return
+    leave_all(farewells.own())
     mpi = abort.running_mpi()
     if mpi is None:
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
@@ -13,8 +12,7 @@ import numpy as np
 from ncclkv import env
 from ncclkv.comm import backoff
 from ncclkv.comm.backoff import Backoff
-from ncclkv.comm.diagnosis import farewells
-from ncclkv.comm.host import finalize, window
+from ncclkv.comm.host import window
 from ncclkv.comm.host.alone import library_name
 from ncclkv.comm.host.mpi_groups import common_ranks
 from ncclkv.comm.host.peer_processes import PeerProcesses
@@ -40,7 +38,6 @@ _FAREWELL_SECONDS = 1.0
 
 # Kept here until closed: at the end of the process a dropped store must still send its farewell.
 _open: set[MpiTransport] = set()
-_process = os.getpid()
 
 
 class MpiTransport(Transport):
@@ -52,11 +49,17 @@ class MpiTransport(Transport):
         Owned by this object: no other code may send on it.
     timeout : float
         Seconds that MPI may take to make communicators and windows for these ranks.
+    says_farewell : bool
+        Whether `leave_all` sends a farewell on it.
+
+    Attributes
+    ----------
+    peers : PeerProcesses
     """
 
     spin_limit = backoff.YIELDS // 2
 
-    def __init__(self, comm: MPI.Comm, timeout: float) -> None:
+    def __init__(self, comm: MPI.Comm, timeout: float, *, says_farewell: bool = True) -> None:
         from mpi4py import MPI
 
         self._comm = comm
@@ -68,16 +71,18 @@ class MpiTransport(Transport):
         self.name = library_name(MPI.Get_library_version())
         with self._guard():
             machine = comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-            self.node = env.split_node(machine.allgather(self.rank), self.rank)
-            self._peers = PeerProcesses(comm, machine, self.name)
+            on_machine = machine.allgather(self.rank)
             machine.Free()
+            self.node = env.split_node(on_machine, self.rank)
+            self.peers = PeerProcesses(comm, on_machine, self.name)
             self._token = comm.bcast(os.urandom(_TOKEN_BYTES))
         self._where = f"rank {self.rank}"
         self._departed: dict[int, str] = {}
         self.inbox = []
         self._posted: list[Request] = []
         self._closed = False
-        _open.add(self)
+        if says_farewell:
+            _open.add(self)
 
     def _guard(self) -> AbstractContextManager[None]:
         """Return a block with a deadline, for calls of MPI that wait for all ranks."""
@@ -86,20 +91,20 @@ class MpiTransport(Transport):
     def send(self, data: Buffer, peer: int, tag: int) -> Request:
         self._check()
         # MPICH over UCX crashes in a message to a process of another machine that has ended.
-        if self._peers.has_ended(peer):
+        if self.peers.has_ended(peer):
             raise PeerFailed(peer)
         try:
             request = begin(self._comm.Isend, data, self._mpi, peer, tag)
         except self._mpi.Exception as error:
-            raise failed(peer, error, self._peers, self._mpi) from error
-        return Message(peer, self._peers, self._mpi, request)
+            raise failed(peer, error, self.peers, self._mpi) from error
+        return Message(peer, self.peers, self._mpi, request)
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Request:
         self._check()
-        return Incoming(self._comm, into, peer, tag, self._peers, self._mpi)
+        return Incoming(self._comm, into, peer, tag, self.peers, self._mpi)
 
     def has_ended(self, peer: int) -> bool:
-        return self._peers.has_ended(peer)
+        return self.peers.has_ended(peer)
 
     def ranks_in(self, comm: MPI.Intracomm) -> list[int]:
         """Return the ranks of this transport that are in another MPI communicator, too."""
@@ -137,7 +142,7 @@ class MpiTransport(Transport):
 
     def left_ranks(self) -> dict[int, str]:
         self._check()
-        self._peers.warn_of_loss()
+        self.peers.warn_of_loss()
         status = self._mpi.Status()
         try:
             while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTICE_TAG, status):
@@ -147,7 +152,7 @@ class MpiTransport(Transport):
                 self._keep(peer, notice.tobytes())
         except self._mpi.Exception as error:
             # MPI does not name the peer.  The end of a process is detected without MPI.
-            if not any(self._peers.has_ended(peer) for peer in range(self.size)):
+            if not any(self.peers.has_ended(peer) for peer in range(self.size)):
                 raise CommAborted(f"{self._where}: MPI reports: {error}") from error
         return self._departed
 
@@ -171,7 +176,7 @@ class MpiTransport(Transport):
         after_failure = bool(self._departed)
         sent = []
         for peer in peers:
-            if self._peers.may_notify(peer, after_failure=after_failure):
+            if self.peers.may_notify(peer, after_failure=after_failure):
                 with suppress(PeerFailed):
                     sent.append(self.send(notice, peer, _NOTICE_TAG))
         return sent
@@ -220,11 +225,7 @@ def no_communicator(where: str, error: Exception) -> CommAborted:
     )
 
 
-@atexit.register
-def _leave_all() -> None:
-    """Send a farewell on every open transport, and end MPI, at the end of the process."""
-    if os.getpid() != _process:  # a forked child is not a rank
-        return
+def leave_all(reason: str) -> None:
+    """Send a farewell with the reason on every open transport; wait until it is sent."""
     for transport in list(_open):
-        transport.leave(farewells.own())
-    finalize.end()
+        transport.leave(reason)

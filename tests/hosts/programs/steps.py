@@ -3,9 +3,9 @@
 ``python steps.py WAY RANK STEPS``: the way of failing, the rank that fails in step `BEGIN`, and the
 number of steps.  The rank touches the file MARK before it fails.  With the way ``none`` it does
 nothing else.  With ``catch`` all ranks catch what they raise, and exit with code 5.  With
-``kill-unseen`` the rank is killed while the others are outside of the store.  Each rank
-writes one line to the file MARK.RANK, which a cut network does not hold back: what it raises, or
-that its sums were exact.
+``kill-unseen`` the rank is killed while the others are outside of the store, and with
+``kill-closed`` once it has closed the store.  Each rank writes one line to the file MARK.RANK,
+which a cut network does not hold back: what it raises, or that its sums were exact.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ WAYS = {
     "none": nothing,
     "catch": nothing,
     "kill-unseen": kill,
+    "kill-closed": nothing,
 }
 
 
@@ -97,6 +98,8 @@ def main() -> int:
             time.sleep(GRACE)
             raise
         tell(kv, f"summed exactly in {STEPS} steps")
+    if WAY == "kill-closed" and kv.rank == LOST:
+        kill(kv)
     return 0
 
 

@@ -1,40 +1,72 @@
-"""Ranks that may receive a notice after a loss: MPICH may crash in a message to a dead one."""
+"""Processes of ranks, and those that may receive a notice: MPICH may crash at a dead one."""
 
 from __future__ import annotations
 
 import os
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ncclkv.comm.host.peer_processes import PeerProcesses
+from ncclkv.comm.host.liveness import Endpoint
+from ncclkv.comm.host.peer_processes import PeerProcesses, RankProcess
 from ncclkv.system.processes import namespace
-
-ADDRESSES: tuple[str, ...] = ()
-"""Addresses of a machine that accepts no connection."""
 
 
 class Exchange:
-    """Exchange of addresses between ranks when `PeerProcesses` are made."""
+    """Exchange between ranks when `PeerProcesses` are made; this is rank 0 of three."""
 
-    def __init__(self, *each: Any) -> None:
-        self._each = list(each)
+    def __init__(self, *others: RankProcess) -> None:
+        self._others = others
 
     def Get_rank(self) -> int:
         return 0
 
     def Get_size(self) -> int:
-        return len(self._each)
+        return 1 + len(self._others)
 
     def allgather(self, own: Any) -> list[Any]:
-        return self._each
+        return [own, *self._others]
+
+
+def process(rank: int, pid: int, endpoint: Endpoint | None = None) -> RankProcess:
+    """Return the process of a rank, in the namespace of this process."""
+    return RankProcess(rank, f"node{rank}", pid, namespace(), 0, endpoint)
+
+
+@pytest.fixture(autouse=True)
+def mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace mpi4py by a module that has only the world's rank."""
+    package: Any = ModuleType("mpi4py")
+    package.MPI = SimpleNamespace(COMM_WORLD=Exchange())
+    monkeypatch.setitem(sys.modules, "mpi4py", package)
 
 
 def far(library: str = "MPICH 5.0.2") -> PeerProcesses:
     """Return rank 0 on this machine, and ranks 1 and 2 on machines that cannot be watched."""
-    everyone: Any = Exchange(*((f"node{rank}", ADDRESSES, 1000 + rank) for rank in range(3)))
-    machine: Any = Exchange((0, os.getpid(), namespace()))
-    return PeerProcesses(everyone, machine, library)
+    unreached = Endpoint((), 1000)
+    everyone: Any = Exchange(*(process(rank, 1000 + rank, unreached) for rank in (1, 2)))
+    return PeerProcesses(everyone, [0], library)
+
+
+def near() -> PeerProcesses:
+    """Return ranks on this machine: this process is rank 1, and rank 2 is in a container."""
+    contained = process(2, os.getpid())._replace(namespace=namespace() + 1)
+    everyone: Any = Exchange(process(1, os.getpid()), contained)
+    return PeerProcesses(everyone, [0, 1, 2], "MPICH 5.0.2")
+
+
+def test_processes_of_this_machine_are_seen_unless_they_are_in_another_namespace() -> None:
+    peers = near()
+    assert [peers.is_near(rank) for rank in range(3)] == [False, True, False]
+    assert not any(map(peers.has_ended, range(3)))
+    assert not any(map(far().is_near, range(3)))
+
+
+def test_ranks_of_one_machine_open_no_port() -> None:
+    assert near().of(0).endpoint is None
+    assert far().of(0).endpoint is not None
 
 
 def test_without_a_failure_every_rank_may_get_notices() -> None:
