@@ -37,7 +37,7 @@ class Half:
     Attributes
     ----------
     unit : int
-        Slices of a payload begin at multiples of so many elements.
+        Slices of a payload begin at multiples of so many elements, as keys of float64 do.
     wire_dtype : str
         NumPy's name of the dtype of payloads.  An array of uint16 stands for one of bfloat16.
     keeps_residual : bool
@@ -49,7 +49,7 @@ class Half:
     dtypes = ("float32", "float64")
     ops = ("sum", "avg", "max", "min")
     most_senders = sys.maxsize
-    unit = 64
+    unit = 32
     declared = (Parameter("error_feedback", False, flag), SCOPE)
 
     def __init__(self, error_feedback: bool = False, scope: str = "rank") -> None:

@@ -107,7 +107,8 @@ def nodes_round_their_sums_once(create: Stores) -> None:
             kv.init([*counts], [np.zeros(count, dtype) for count in counts.values()], op=op)
             kv.set_updater(lambda key, value, stored: np.copyto(stored, value))
             model = HalfNodes(kv, op)
-            for step in range(2):
+            # Alone, "long" of float64 begins at no multiple of 64 elements.
+            for step, keys in enumerate([["long", "a"], [*counts], ["long"]]):
                 arrays = {
                     key: [
                         np.random.default_rng([rank, step]).standard_normal(count).astype(dtype)
@@ -115,7 +116,6 @@ def nodes_round_their_sums_once(create: Stores) -> None:
                     ]
                     for key, count in counts.items()
                 }
-                keys = [*counts] if step else ["long", "a"]
                 kv.push(keys, [arrays[key][kv.rank] for key in keys])
                 for key in keys:
                     wanted = model.push(key, dict(enumerate(arrays[key])))
