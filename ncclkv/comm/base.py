@@ -169,7 +169,7 @@ class Communicator(ABC):
     not_on_gpus : str
         The reason for host memory, in a store that uses GPUs where possible; else empty.
     nodes : sequence of sequence of int, or None
-        The ranks of each node, whether or not they share memory; None on GPUs.
+        The ranks of each node, whether or not they share memory; None if this is not known.
     """
 
     rank: int

@@ -3,49 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from ncclkv.arrays.dtypes import named
 from ncclkv.comm.programs.decoding import Decoding, PayloadSum
 from ncclkv.comm.programs.half_decoding import HalfDecoding
 from ncclkv.comm.programs.node_sum import NodeForm
 from ncclkv.comm.types import Buffer
-from ncclkv.comm.wire import Range
 from ncclkv.compress.base import CountedCodec
-from ncclkv.compress.coding import BLOCK, FoundOnHost
-from ncclkv.compress.entries import Padding, encode_entries
+from ncclkv.compress.coding import coding_of
+from ncclkv.compress.entries import Padding
 from ncclkv.compress.half import Half
+from ncclkv.engine.node_blocks import Block, FoundInSlice, SliceEncoding, parts_of
 from ncclkv.engine.reduction import Span
-from ncclkv.engine.residuals import Residuals
 from ncclkv.engine.saturation import Saturation
-from ncclkv.kernels.base import Arrays, Kernels
-from ncclkv.table.bucket import Entry
+from ncclkv.kernels.base import Array, Arrays, Kernels
 
-Encode = Callable[[Arrays], None]
-"""``encode(arrays)`` fills a payload with the sum of a slice of the arrays of a node's ranks."""
+Encode = Callable[[Arrays, "Array | None"], object]
+"""``encode(arrays, skip)`` fills a payload with the sum of a slice of the arrays of a node's ranks.
+
+`skip` is that of `ncclkv.compress.coding.Encode`.
+"""
 
 
 class NodeCoder(Protocol):
     """The arithmetic of a codec whose senders are nodes."""
 
-    def encode(self, blocks: Sequence[Block], payload: Buffer, op: str, ranks: int) -> Encode:
+    def encode(
+        self, blocks: Sequence[Block], total: Buffer, payload: Buffer, op: str, ranks: int
+    ) -> Encode:
         """Return the function that adds and encodes a slice, at each launch.
 
         Parameters
         ----------
         blocks : sequence of Block
             The slice.
+        total : ndarray
+            Memory for the sum of a block.
         payload : ndarray of uint8
         op : str
         ranks : int
             The count of ranks that send.
         """
 
-    def result(self, span: Span, receive: Buffer, form: NodeForm, op: str) -> PayloadSum:
-        """Return what writes the sum of a span's payloads to `receive`."""
+    def result(
+        self, span: Span, receive: Buffer, form: NodeForm, op: str, longest: int
+    ) -> PayloadSum:
+        """Return what writes the sum of a span's payloads to `receive`.
+
+        Parameters
+        ----------
+        span : Span
+        receive : ndarray
+        form : NodeForm
+        op : str
+        longest : int
+            The most elements that are written from payloads at once.
+        """
 
 
 class CountedNodes:
@@ -62,36 +76,40 @@ class CountedNodes:
     def __init__(self, codec: CountedCodec, kernels: Kernels, saturation: Saturation) -> None:
         self._codec = codec
         self._kernels = kernels
+        self._coding = coding_of(kernels)
         self._saturation = saturation
 
-    def encode(self, blocks: Sequence[Block], payload: Buffer, op: str, ranks: int) -> Encode:
-        return partial(self._encode, blocks, payload)
+    def encode(
+        self, blocks: Sequence[Block], total: Buffer, payload: Buffer, op: str, ranks: int
+    ) -> Encode:
+        nbytes = self._codec.nbytes
+        encodings = [
+            self._coding.encoding(
+                self._codec,
+                block.bounds,
+                total[: block.hi - block.lo],
+                block.residuals,
+                payload[nbytes(block.lo) : nbytes(block.hi)],
+            )
+            for block in blocks
+        ]
+        run = SliceEncoding(self._kernels, blocks, total, "sum", encodings)
+        parts = parts_of(blocks)
+        entries = [part.entry for part in parts]
 
-    def result(self, span: Span, receive: Buffer, form: NodeForm, op: str) -> PayloadSum:
+        def encode(arrays: Arrays, skip: Array | None) -> None:
+            if found := run(arrays, skip):
+                self._saturation.note(self._codec, entries, FoundInSlice(found, parts))
+
+        return encode
+
+    def result(
+        self, span: Span, receive: Buffer, form: NodeForm, op: str, longest: int
+    ) -> PayloadSum:
         bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in span.entries]
         padding = Padding(bounds, span.hi - span.lo)
         divisor = len(form.senders) if op == "avg" else None
-        return Decoding(self._codec, len(form.sending), padding, receive, divisor)
-
-    def _encode(self, blocks: Sequence[Block], payload: Buffer, arrays: Arrays) -> None:
-        """Add the arrays of the ranks of this node, and encode their sum into the payload."""
-        codec = self._codec
-        total: Buffer = np.empty(min(BLOCK, arrays[0].size), np.float32)
-        beyond: dict[Entry, int] = {}
-        held: dict[Entry, int] = {}
-        for lo, hi, entries, bounds, residuals in blocks:
-            summed = total[: hi - lo]
-            self._kernels.reduce([array[lo:hi] for array in arrays], summed, "sum")
-            codes = payload[codec.nbytes(lo) : codec.nbytes(hi)]
-            gradients = [summed[slice(*each)] for each in bounds]
-            counts = encode_entries(codec, bounds, gradients, residuals, codes)
-            for entry, count, (first, end) in zip(entries, counts, bounds, strict=True):
-                beyond[entry] = beyond.get(entry, 0) + count
-                held[entry] = held.get(entry, 0) + end - first
-        if beyond:
-            # The part of a key in this slice stands for the whole key.
-            counts = [count * entry.spec.size // held[entry] for entry, count in beyond.items()]
-            self._saturation.note(codec, [*beyond], FoundOnHost(counts, [total]))
+        return Decoding(self._codec, len(form.sending), padding, receive, divisor, self._coding)
 
 
 class HalfNodes:
@@ -106,80 +124,34 @@ class HalfNodes:
     def __init__(self, codec: Half, kernels: Kernels) -> None:
         self._codec = codec
         self._kernels = kernels
+        self._coding = coding_of(kernels)
         self._dtype = named(codec.wire_dtype, codec.name)
 
-    def encode(self, blocks: Sequence[Block], payload: Buffer, op: str, ranks: int) -> Encode:
+    def encode(
+        self, blocks: Sequence[Block], total: Buffer, payload: Buffer, op: str, ranks: int
+    ) -> Encode:
         words = payload.view(self._dtype)
-        return partial(self._encode, blocks, words, op, ranks)
+        roundings = [
+            self._coding.rounding(
+                self._codec,
+                total[: block.hi - block.lo],
+                # Without residuals in one call, with the padding between keys.
+                block.bounds if block.residuals else [(0, block.hi - block.lo)],
+                block.residuals,
+                words[block.lo : block.hi],
+            )
+            for block in blocks
+        ]
+        # Divided before the rounding, so that no average overflows.
+        divisor = ranks if op == "avg" else None
+        return SliceEncoding(self._kernels, blocks, total, _summed(op), roundings, divisor)
 
-    def result(self, span: Span, receive: Buffer, form: NodeForm, op: str) -> PayloadSum:
-        return HalfDecoding(self._codec, _summed(op), receive, self._kernels)
-
-    def _encode(
-        self, blocks: Sequence[Block], words: Buffer, op: str, ranks: int, arrays: Arrays
-    ) -> None:
-        """Add the arrays of the ranks of this node, and round their sum."""
-        dtype = arrays[0].dtype
-        total = self._kernels.empty((min(BLOCK, arrays[0].size),), dtype)
-        for block in blocks:
-            summed = total[: block.hi - block.lo]
-            parts = [array[block.lo : block.hi] for array in arrays]
-            self._kernels.reduce(parts, summed, _summed(op))
-            if op == "avg":  # before the rounding, so that no average overflows
-                self._kernels.divide(summed, ranks)
-            rounded = words[block.lo : block.hi]
-            if not self._codec.keeps_residual:
-                self._codec.encode(summed, None, rounded)
-                continue
-            rounded[...] = 0
-            for bounds, residual in zip(block.bounds, block.residuals, strict=True):
-                part = slice(*bounds)
-                self._codec.encode(summed[part], residual, rounded[part])
+    def result(
+        self, span: Span, receive: Buffer, form: NodeForm, op: str, longest: int
+    ) -> PayloadSum:
+        return HalfDecoding(self._codec, _summed(op), receive, self._kernels, longest)
 
 
 def _summed(op: str) -> str:
     """Return the op of sums that are divided apart from them."""
     return "sum" if op == "avg" else op
-
-
-class Block(NamedTuple):
-    """A range of a slice that is added and encoded while it is in the cache.
-
-    Attributes
-    ----------
-    lo, hi : int
-        Its elements, counted from the first of the slice.
-    entries : sequence of Entry
-        The keys that have elements there.
-    bounds : sequence of (int, int)
-        The elements of each of these keys, counted from `lo`.
-    residuals : sequence of ndarray of float32
-        What is owed of these elements; empty if nothing is kept.
-    """
-
-    lo: int
-    hi: int
-    entries: list[Entry]
-    bounds: list[Range]
-    residuals: list[Buffer]
-
-
-def blocks_of(span: Span, bounds: Range, residuals: Residuals | None) -> list[Block]:
-    """Return the blocks of a slice of a span, with what `residuals` keeps of the keys."""
-    begin, end = bounds
-    blocks = [
-        Block(lo - begin, min(lo + BLOCK, end) - begin, [], [], [])
-        for lo in range(begin, end, BLOCK)
-    ]
-    for entry in span.entries:
-        first = entry.lo - span.lo
-        lo, hi = max(first, begin), min(first + entry.spec.size, end)
-        while lo < hi:
-            block = blocks[(lo - begin) // BLOCK]
-            stop = min(hi, block.hi + begin)
-            block.entries.append(entry)
-            block.bounds.append((lo - begin - block.lo, stop - begin - block.lo))
-            if residuals is not None:
-                block.residuals.append(residuals.of(entry.spec)[lo - first : stop - first])
-            lo = stop
-    return blocks

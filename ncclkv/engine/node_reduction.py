@@ -7,6 +7,7 @@ stay in their buckets.  The residuals of a node, added, are what the node owes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Protocol
 
@@ -19,9 +20,12 @@ from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Buffer
 from ncclkv.comm.wire import Range
 from ncclkv.compress.base import Codec, Payloads
-from ncclkv.engine.node_coders import NodeCoder, blocks_of
+from ncclkv.compress.coding import coding_of
+from ncclkv.engine.node_blocks import blocks_of
+from ncclkv.engine.node_coders import NodeCoder
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
+from ncclkv.kernels.base import Arrays
 from ncclkv.table.bucket import Bucket, Entry
 
 _NOTHING = np.empty(0, np.uint8)
@@ -62,20 +66,37 @@ class NodeReduction:
         self._comm = comm
         self._bucket = bucket
         self._nodes: Nodes = comm.nodes or ()
+        self._neighbours = next(ranks for ranks in self._nodes if comm.rank in ranks)
+        self._owned = slices(bucket.count, min(map(len, self._nodes)), codec.unit)
+        self._block = coding_of(comm.kernels).block
         self._residuals = residuals
 
     @cached_property
+    def _slice(self) -> Range:
+        """The elements of the bucket that this rank encodes."""
+        index = self._neighbours.index(self._comm.rank)
+        return self._owned[index] if index < len(self._owned) else (0, 0)
+
+    @cached_property
+    def _total(self) -> Buffer:
+        """Memory for the sum of a block of this rank's slice: launches use it one by one."""
+        lo, hi = self._slice
+        return self._comm.kernels.empty((min(hi - lo, self._block),), self._bucket.dtype)
+
+    @cached_property
     def _payload(self) -> Buffer:
-        """The codes of the bucket, of which this rank writes its slice."""
-        return self._comm.allocate(self.codec.nbytes(self._bucket.count))
+        """The codes of this rank's slice."""
+        lo, hi = self._slice
+        return self._comm.allocate(self.codec.nbytes(hi - lo))
 
     @cached_property
     def _packed(self) -> Buffer:
-        """The packed counts of the bucket."""
-        return self._comm.allocate(self._packed_at(self._bucket.count))
+        """The packed counts of this rank's slice."""
+        lo, hi = self._slice
+        return self._comm.allocate(self._packed_at(hi - lo))
 
     def _packed_at(self, element: int) -> int:
-        """Return the position of the packed counts from an element of the bucket on."""
+        """Return the position of the packed counts from an element of the slice on."""
         return self.codec.packed_nbytes(element, len(self._nodes))
 
     def prepare(
@@ -83,10 +104,9 @@ class NodeReduction:
     ) -> Collective:
         comm, codec = self._comm, self.codec
         ranks = frozenset(range(comm.size)) if senders is None else senders
-        node_slices = slices_of(span, min(map(len, self._nodes)), codec.unit)
         form = node_form(
             codec,
-            node_slices,
+            slices_of(span, self._owned),
             ranks,
             span.to,
             self._nodes,
@@ -94,21 +114,33 @@ class NodeReduction:
             itemsize=span.gradients.itemsize,
         )
         lo, hi = form.slice_of(comm.rank)
-        start = codec.nbytes(span.lo + lo)
+        first = max(span.lo + lo - self._slice[0], 0)
+        start = codec.nbytes(first)
         payload, packed = self._payload[start : start + codec.nbytes(hi - lo)], _NOTHING
         if form.packs:
-            start = self._packed_at(span.lo + lo)
+            start = self._packed_at(first)
             packed = self._packed[start : start + form.packed(hi - lo)]
-        blocks = blocks_of(span, (lo, hi), self._residuals if codec.keeps_residual else None)
-        encode = self._coder.encode(blocks, payload, op, len(ranks))
-        result = self._coder.result(span, receive, form, op)
+        encode = self._encoding(span, (lo, hi), payload, op, len(ranks))
+        result = self._coder.result(span, receive, form, op, form.longest(comm.rank))
         made = NodeSum(span.gradients, encode, payload, result, form, packed)
         return comm.program(
             made.steps,
             what=f"a {codec.name} sum of nodes",
             nbytes=span.gradients.nbytes,
+            scratch=form.scratch(comm.rank),
             sent=partial(form.sent, comm.rank),
+            kept=[made],
         )
+
+    def _encoding(
+        self, span: Span, bounds: Range, payload: Buffer, op: str, ranks: int
+    ) -> Callable[[Arrays], object]:
+        """Return the function that adds and encodes this rank's slice of a span, at each launch."""
+        residuals = self._residuals
+        kept = residuals if self.codec.keeps_residual else None
+        blocks = blocks_of(span, bounds, kept, self._block)
+        encode = self._coder.encode(blocks, self._total, payload, op, ranks)
+        return lambda arrays: encode(arrays, residuals.skip)
 
     def deal_residual(self, entry: Entry) -> None:
         """Give a key's residuals to the ranks of this node in whose slices they lie; collective.
@@ -117,35 +149,22 @@ class NodeReduction:
         the node owes, the sum over its ranks, stays the same.
         """
         comm, own = self._comm, self._residuals.of(entry.spec)
-        neighbours = next(ranks for ranks in self._nodes if comm.rank in ranks)
-        node_slices = slices(self._bucket.count, min(map(len, self._nodes)), self.codec.unit)
-        parts = [slice(0)] * comm.size
-        for rank, (lo, hi) in zip(neighbours, node_slices, strict=False):
+        kernels, parts = comm.kernels, [slice(0)] * comm.size
+        for rank, (lo, hi) in zip(self._neighbours, self._owned, strict=False):
             first, end = max(lo, entry.lo) - entry.lo, min(hi, entry.hi) - entry.lo
             parts[rank] = slice(first, max(first, end))
         mine = parts[comm.rank]
-        received = [own[:0].copy() for _ in parts]
-        for rank in neighbours:
-            received[rank] = np.empty_like(own[mine])
+        received = [own[:0]] * comm.size
+        for rank in self._neighbours:
+            received[rank] = kernels.empty(own[mine].shape, own.dtype)
         work = comm.all_to_all([own[part] for part in parts], received)
         work.label = f"the residuals of key {entry.key!r}"
         work.wait()
-        own[...] = 0
-        comm.kernels.reduce([received[rank] for rank in neighbours], own[mine], "sum")
+        kernels.fill(own, 0)
+        kernels.reduce([received[rank] for rank in self._neighbours], own[mine], "sum")
 
 
-def slices_of(span: Span, owners: int, unit: int) -> list[Range]:
-    """Return the slices of a span for as many ranks of a node, counted from its first element.
-
-    Each is the range of one of the bucket's slices that lies in the span.
-
-    Parameters
-    ----------
-    span : Span
-    owners : int
-    unit : int
-        Slices begin at multiples of it.
-    """
+def slices_of(span: Span, owned: Sequence[Range]) -> list[Range]:
+    """Return the part of each slice of a bucket that a span has, counted from its first element."""
     lo, hi = span.lo, span.hi
-    owned = slices(hi if span.bucket is None else span.bucket.count, owners, unit)
     return [(min(max(first, lo), hi) - lo, min(max(end, lo), hi) - lo) for first, end in owned]

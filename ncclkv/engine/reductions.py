@@ -188,8 +188,8 @@ class Form(NamedTuple):
     takes_short_keys : bool
         Whether the reduction over ranks also sums the keys of its bucket that are too short to be
         encoded, which saves them a collective of their own.
-    on_gpus : bool
-        Whether the reduction over ranks has kernels for GPUs.
+    on_gpus, nodes_on_gpus : bool
+        Whether the reductions over ranks, and over nodes, have kernels for GPUs.
     """
 
     over_ranks: Callable[[Reductions, Any, Bucket], Reduction]
@@ -197,6 +197,7 @@ class Form(NamedTuple):
     over_nodes: Callable[[Reductions, Any, Bucket], Reduction] | None = None
     takes_short_keys: bool = False
     on_gpus: bool = False
+    nodes_on_gpus: bool = False
 
 
 def _over_nodes(store: Reductions, codec: Any, bucket: Bucket, coder: NodeCoder) -> Reduction:
@@ -216,6 +217,7 @@ _COUNTED = Form(
         CountedNodes(codec, store.comm.kernels, store.saturation),
     ),
     on_gpus=True,
+    nodes_on_gpus=True,
 )
 _HALF = Form(
     lambda store, codec, bucket: HalfReduction(store.comm, codec, bucket, store.residuals),
@@ -224,6 +226,7 @@ _HALF = Form(
         store, codec, bucket, HalfNodes(codec, store.comm.kernels)
     ),
     on_gpus=True,
+    nodes_on_gpus=True,
 )
 _TOP = Form(
     lambda store, codec, bucket: TopReduction(store.comm, codec, bucket, store.residuals),

@@ -106,13 +106,14 @@ def _check_codec(codec: Codec, comm: Communicator) -> None:
             f"{_VERB}: {codec.name} with scope='node' is not in this version; use "
             f"{', '.join(names)}, or scope='rank'"
         )
-    on_gpus = not isinstance(comm.kernels, HostKernels)
-    if on_gpus and (by_node(codec) or not FORMS[codec.name].on_gpus):
-        names = [name for name, each in FORMS.items() if each.on_gpus]
+    on_gpus = {
+        name: each.nodes_on_gpus if by_node(codec) else each.on_gpus for name, each in FORMS.items()
+    }
+    if not (isinstance(comm.kernels, HostKernels) or on_gpus[codec.name]):
         what = f"{codec.name} with scope='node'" if by_node(codec) else codec.name
         raise NotSupported(
             f"{_VERB}: {what} is not in this version for stores in the memory of GPUs; use "
-            f"{', '.join(names)} with scope='rank', or create('dist_sync')"
+            f"{', '.join(name for name, has in on_gpus.items() if has)}, or create('dist_sync')"
         )
     if comm.size > codec.most_senders:
         raise NotSupported(

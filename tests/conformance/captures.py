@@ -80,6 +80,12 @@ def encoded_gradients(create: Stores) -> None:
 
 
 @captured
+def sums_that_nodes_encode(create: Stores) -> None:
+    for codec in CODECS[:-1]:
+        StorePair(create, make=momentum, codec={**codec, "scope": "node"}).steps()
+
+
+@captured
 def clipping(create: Stores) -> None:
     StorePair(create, make=lambda: optimizer.SGD(learning_rate=0.1, clip_gradient=2.5)).steps()
 

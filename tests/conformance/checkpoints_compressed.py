@@ -147,13 +147,13 @@ def goes_on(create: Stores, parameters: dict[str, Any], shapes: Any, arrays: int
                 same_residuals(other, owed)
 
 
-@case(needs="safetensors", in_pairs=True)
+@case(needs="safetensors")
 def a_compressed_run_continues_bit_for_bit(create: Stores) -> None:
     for parameters in types_of(create):
         goes_on(create, parameters, SHAPES)
 
 
-@case(needs="safetensors", in_pairs=True)
+@case(needs="safetensors")
 def long_keys_continue_bit_for_bit(create: Stores) -> None:
     goes_on(create, TWO_BIT, LONG)
 
@@ -178,7 +178,7 @@ def a_basis_of_another_type_is_dropped(create: Stores) -> None:
             assert bases.find("w") is None
 
 
-@case(needs="safetensors", in_host_memory=True)
+@case(needs="safetensors")
 def residuals_of_nodes_go_to_the_slices_of_other_buckets(create: Stores) -> None:
     for parameters in TWO_BIT, TYPES[2]:
         goes_on_in_other_buckets(create, {**parameters, "scope": "node"})
@@ -202,13 +202,13 @@ def goes_on_in_other_buckets(create: Stores, parameters: dict[str, Any]) -> None
                     assert bits(other) == expected, (placement, nbytes)
 
 
-@case(needs="safetensors", in_pairs=True)
+@case(needs="safetensors")
 def several_arrays_of_a_key_keep_their_residuals(create: Stores) -> None:
     for parameters in types_of(create):
         goes_on(create, parameters, SHAPES, arrays=3)
 
 
-@case(needs="safetensors", in_pairs=True)
+@case(needs="safetensors")
 def residuals_are_replaced_in_a_store_that_has_changed(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = prepared(create(), TWO_BIT)
@@ -243,7 +243,7 @@ def a_checkpoint_without_residuals_sets_them_to_zero(create: Stores) -> None:
         assert bits(kv) == bits(plain)
 
 
-@case(needs="safetensors", in_pairs=True)
+@case(needs="safetensors")
 def keys_that_have_no_residual_yet(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = prepared(create(), TWO_BIT)
@@ -323,7 +323,7 @@ class Sum:
         self.sums = state
 
 
-@case(needs="safetensors", in_pairs=True)
+@case(needs="safetensors")
 def the_state_of_an_updater_is_beside_residuals(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = prepared(create(), TWO_BIT)

@@ -101,7 +101,7 @@ def blocks_of_the_largest_gradients(create: Stores) -> None:
     senders.check_residuals(kv)
 
 
-@case(in_pairs=True)
+@case()
 def drained_ranks_send_none_of_the_largest(create: Stores) -> None:
     check_drained_ranks(largest(create), Senders(), ["w"], gradient=gradient)
 

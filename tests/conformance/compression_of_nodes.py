@@ -9,6 +9,7 @@ import numpy as np
 
 import ncclkv
 from ncclkv.errors import NotSupported
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.compression import (
     CODED,
     LENGTHS,
@@ -18,6 +19,7 @@ from tests.conformance.compression import (
     check_drained_ranks,
     check_missing_pushes,
     gradient,
+    on_host,
 )
 from tests.conformance.expect import refused
 from tests.conformance.registry import case
@@ -70,7 +72,7 @@ class NodeSums:
             assert residuals.nbytes == 0
             return
         keys = {key for key, _ in self.sums.models}
-        mine = {key: found[0] for key in keys if (found := residuals.all_of(key))}
+        mine = {key: on_host(found[0]) for key in keys if (found := residuals.all_of(key))}
         of_ranks = context.comm.control.allgather(mine, "residuals")
         for (key, node), model in self.sums.models.items():
             parts = {rank: each[key] for rank, each in enumerate(of_ranks) if key in each}
@@ -95,7 +97,7 @@ def push(kv: Any, keys: Sequence[str], step: int) -> None:
     kv.push(list(keys), [gradient(kv.rank, step, key) for key in keys])
 
 
-@case(in_host_memory=True)
+@case()
 def sums_and_residuals_are_those_of_one_sender_a_node(create: Stores) -> None:
     for kind in TYPES:
         for nbytes in (0, 4096, 1 << 20):
@@ -111,7 +113,7 @@ def sums_and_residuals_are_those_of_one_sender_a_node(create: Stores) -> None:
             sums.check_residuals(kv)
 
 
-@case(in_host_memory=True)
+@case()
 def arrays_of_a_node_are_added_in_rank_order(create: Stores) -> None:
     kv, dense = compressed(create, "2bit", ["long"]), create()
     dense.init("long", np.zeros(LENGTHS["long"], np.float32))
@@ -127,11 +129,11 @@ def arrays_of_a_node_are_added_in_rank_order(create: Stores) -> None:
             store.push("long", arrays[kv.rank])
         check(kv, "long", sums.push("long", arrays))
         if len(sums.nodes) == 1:
-            check(kv, "long", dense.pull("long"))
+            check(kv, "long", on_host(dense.pull("long")))
     sums.check_residuals(kv)
 
 
-@case(in_host_memory=True)
+@case()
 def an_optimizer_gets_the_sums_of_nodes(create: Stores) -> None:
     for kind in TYPES:
         kv, plain = compressed(create, kind), create()
@@ -144,11 +146,11 @@ def an_optimizer_gets_the_sums_of_nodes(create: Stores) -> None:
             totals = [sums.step(key, step) for key in CODED]
             plain.push(list(CODED), [total if kv.rank == 0 else 0 * total for total in totals])
             for key in CODED:
-                check(kv, key, plain.pull(key))
+                check(kv, key, on_host(plain.pull(key)))
         sums.check_residuals(kv)
 
 
-@case(in_host_memory=True)
+@case()
 def averages_of_nodes_are_divided_by_ranks(create: Stores) -> None:
     kv = compressed(create, "2bit", ["c", "long"], op="avg")
     sums = NodeSums(kv, "2bit", ["c", "long"])
@@ -158,7 +160,7 @@ def averages_of_nodes_are_divided_by_ranks(create: Stores) -> None:
             check(kv, key, sums.step(key, step) / np.float32(kv.num_workers))
 
 
-@case(in_host_memory=True)
+@case()
 def blocks_and_views_of_what_nodes_compress(create: Stores) -> None:
     kv = compressed(create, "1bit")
     sums = NodeSums(kv, "1bit", CODED)
@@ -173,13 +175,13 @@ def blocks_and_views_of_what_nodes_compress(create: Stores) -> None:
     sums.step("a", 0)
     check(kv, "a", sums.step("a", 1))
     view = kv.grad_view("w")
-    view[...] = gradient(kv.rank, 2, "w")
+    current_buffers().write(view, gradient(kv.rank, 2, "w"))
     kv.push("w", view)
     check(kv, "w", sums.step("w", 2))
     sums.check_residuals(kv)
 
 
-@case(in_host_memory=True)
+@case()
 def a_skipped_flush_leaves_residuals_of_nodes(create: Stores) -> None:
     kv = compressed(create, "2bit", nonfinite="skip_step")
     sums = NodeSums(kv, "2bit", CODED)
@@ -196,14 +198,14 @@ def a_skipped_flush_leaves_residuals_of_nodes(create: Stores) -> None:
     sums.check_residuals(kv)
 
 
-@case(in_host_memory=True)
+@case()
 def a_node_adds_zeros_for_a_missing_push(create: Stores) -> None:
     for kind in TYPES:
         kv = compressed(create, kind, missing="zeros")
         check_missing_pushes(kv, NodeSums(kv, kind, CODED))
 
 
-@case(in_host_memory=True)
+@case()
 def a_node_of_drained_ranks_sends_nothing(create: Stores) -> None:
     for kind in TYPES:
         for op in ("sum", "avg"):
@@ -211,7 +213,7 @@ def a_node_of_drained_ranks_sends_nothing(create: Stores) -> None:
             check_drained_ranks(kv, NodeSums(kv, kind, ["w", "long"]), ["w", "long"], op)
 
 
-@case(in_host_memory=True)
+@case()
 def later_keys_leave_residuals_of_nodes_in_place(create: Stores) -> None:
     kv = create()
     kv.set_gradient_compression({"type": "2bit", "scope": "node"})
@@ -226,7 +228,7 @@ def later_keys_leave_residuals_of_nodes_in_place(create: Stores) -> None:
     sums.check_residuals(kv)
 
 
-@case(in_host_memory=True)
+@case()
 def another_scope_drops_residuals(create: Stores) -> None:
     kv = compressed(create, "2bit", ["w"])
     sums = NodeSums(kv, "2bit", ["w"])
@@ -244,7 +246,7 @@ def another_scope_drops_residuals(create: Stores) -> None:
     sums.check_residuals(kv)
 
 
-@case(in_host_memory=True)
+@case()
 def a_plan_names_keys_that_one_node_does_not_encode(create: Stores) -> None:
     kv = compressed(create, "2bit", ["w"])
     push(kv, ["w"], 0)

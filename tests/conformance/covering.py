@@ -22,6 +22,11 @@ from tests.conformance.communicator_all import SWEEPS
 from tests.harness.extent import complete
 from tests.nccl.first_cases import FIRST
 
+NODE_MODULES = frozenset(
+    ["checkpoints_compressed", "compression_of_halves", "compression_of_nodes"]
+)
+"""Modules of cases whose sums on devices depend on the nodes of the ranks."""
+
 PLACEMENTS = ("every_rank", "root", "sharded")
 
 PLACED_MODULES = frozenset(
@@ -166,6 +171,8 @@ COVERING: dict[str, tuple[frozenset[str], frozenset[str], frozenset[str]]] = {
         SHARED_MODULES | STREAM_MODULES | MANY_STEPS,
         DIVIDED_MODULES,
     ),
+    "stand-in-nodes-3": (NODE_MODULES, NONE, NONE),
+    "stand-in-nodes-4": (NODE_MODULES, NODE_MODULES, NODE_MODULES),
     **dict.fromkeys(
         ("threads-1", "threads-2", "threads-4"),
         (SIZED_MODULES, SIZED_MODULES & PLACED_MODULES, NONE),
@@ -178,7 +185,10 @@ COVERING: dict[str, tuple[frozenset[str], frozenset[str], frozenset[str]]] = {
 }
 """Modules that run on each layout: with an updater on every rank, on rank 0 alone, on owners."""
 
-IN_ONE_PROCESS = ("solo", "threads", "stand-in")
+STAND_INS = ("stand-in", "stand-in-nodes")
+"""Layouts in a GPU's memory, on one node or with two ranks on each."""
+
+IN_ONE_PROCESS = ("solo", "threads", *STAND_INS)
 """Layouts whose ranks are one process."""
 
 PROCESSES_WITH_TORCH = "ranks-3"
@@ -189,7 +199,7 @@ def covers(case: Case, layout: str, size: int, update_on: str) -> bool:
     """Return whether a case runs on `size` ranks of a layout, such as ``threads``."""
     if not case.fits(size) or (case.places and update_on != "every_rank"):
         return False
-    if layout == "stand-in" and (case.in_host_memory or case.in_pairs):
+    if layout in STAND_INS and case.in_host_memory:
         return False
     if complete():
         return True

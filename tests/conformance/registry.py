@@ -18,7 +18,7 @@ class Case:
     ----------
     name : str
     body : callable
-    sizes, needs, places, in_host_memory, in_pairs
+    sizes, needs, places, in_host_memory
         As for `case`.
     """
 
@@ -28,7 +28,6 @@ class Case:
     needs: str | None
     places: bool
     in_host_memory: bool
-    in_pairs: bool
 
     def fits(self, size: int) -> bool:
         """Return whether the case is for a store of `size` ranks."""
@@ -46,7 +45,6 @@ def case(
     needs: str | None = None,
     places: bool = False,
     in_host_memory: bool = False,
-    in_pairs: bool = False,
 ) -> Callable[[Body], Body]:
     """Add a body to `CASES`.
 
@@ -60,16 +58,13 @@ def case(
         Whether the body itself sets ``update_on`` of all its stores; it then runs once on a layout.
     in_host_memory : bool
         Whether the case is for stores in host memory alone.
-    in_pairs : bool
-        Whether ranks exchange messages of which other ranks have none.  The stand-in of NCCL
-        involves all ranks, so it does not run the case.
     """
 
     def add(body: Body) -> Body:
         module = body.__module__.rpartition(".")[2]
         ranks = None if sizes is None else frozenset(sizes)
         name = f"{module}.{body.__name__}"
-        CASES.append(Case(name, body, ranks, needs, places, in_host_memory, in_pairs))
+        CASES.append(Case(name, body, ranks, needs, places, in_host_memory))
         return body
 
     return add

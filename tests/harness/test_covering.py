@@ -52,7 +52,6 @@ def test_these_layouts_run_every_case_that_fits(layout: str, size: int) -> None:
 )
 def test_every_case_runs_on_each_kind_of_ranks(layout: str, sizes: tuple[int, ...]) -> None:
     cases = [each for each in CASES if layout != "stand-in" or not each.in_host_memory]
-    cases = [each for each in cases if layout != "stand-in" or not each.in_pairs]
     assert names(layout, *sizes) == {c.name for c in cases if any(map(c.fits, sizes))}
 
 

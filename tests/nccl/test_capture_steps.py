@@ -24,3 +24,11 @@ def test_case(name: str, update_on: str, size: int) -> None:
             CAPTURES[name](create)
 
     run_on_standin(size, body, lazy=True)
+
+
+@pytest.mark.parametrize(("update_on", "size"), [("every_rank", 3), ("root", 4), ("sharded", 4)])
+def test_nodes_with_two_ranks_each(
+    update_on: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", "2")
+    test_case("sums_that_nodes_encode", update_on, size)

@@ -20,6 +20,14 @@ from tests.nccl.standin.stores import StandInStores
 pytestmark = pytest.mark.limit(30)
 
 
+@pytest.mark.parametrize(("case", "size", "update_on"), chosen("stand-in-nodes", 3, 4))
+def test_case_on_nodes(
+    case: Case, size: int, update_on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", "2")
+    test_case(case, size, update_on)
+
+
 @pytest.mark.parametrize(("case", "size", "update_on"), chosen("stand-in", 1, 2, 3))
 def test_case(case: Case, size: int, update_on: str) -> None:
     if case.needs:

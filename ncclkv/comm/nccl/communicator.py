@@ -84,6 +84,7 @@ class NcclCommunicator(Communicator):
     ) -> None:
         self.rank, self.size = peers.rank, peers.size
         self.local_rank, self.local_size = peers.local_rank, peers.local_size
+        self.nodes = peers.nodes
         self.timeout = peers.timeout
         self.digest, self.calls = peers.digest, peers.calls
         self.name = f"{binding.name} ({version_text(binding.version())})"

@@ -9,7 +9,7 @@ from ncclkv.arrays.dtypes import named
 from ncclkv.comm.programs.decoding import word
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Range
-from ncclkv.compress.coding import BLOCK
+from ncclkv.compress.coding import coding_of
 from ncclkv.compress.half import Half
 from ncclkv.kernels.base import Kernels
 
@@ -26,22 +26,26 @@ class HalfDecoding:
     receive : ndarray of float32 or float64, shape (n,)
         Receives the elements of the sum that this rank decodes.
     kernels : Kernels
+    longest : int
+        The most elements that are written from payloads at once.
     """
 
     codec: Half
     op: str
     receive: Buffer
     kernels: Kernels
+    longest: int
 
     def __post_init__(self) -> None:
+        self._coding = coding_of(self.kernels)
         self._dtype = named(self.codec.wire_dtype, self.codec.name)
-        self._total = self.kernels.empty((min(BLOCK, self.receive.size),), self._dtype)
+        self._total = self.kernels.empty((min(self._coding.block, self.longest),), self._dtype)
 
     def write(self, payloads: Sequence[Buffer], bounds: Range, apply: Apply | None) -> None:
         begin, end = bounds
         first = word(begin, self.codec.unit)
-        for lo in range(begin, end, BLOCK):
-            hi = min(lo + BLOCK, end)
+        for lo in range(begin, end, self._coding.block):
+            hi = min(lo + self._coding.block, end)
             total = self._total[: hi - lo]
             self._sum(payloads, slice(lo - first, hi - first), total)
             self._write(total, lo, hi, apply)
@@ -60,6 +64,6 @@ class HalfDecoding:
 
     def _write(self, total: Buffer, lo: int, hi: int, apply: Apply | None) -> None:
         """Write elements ``[lo, hi)`` of the sum, and update them."""
-        self.codec.decode(total, self.receive[lo:hi])
+        self._coding.widen(self.codec, total, self.receive[lo:hi])
         if lo < hi and apply is not None:
             apply(lo, hi)

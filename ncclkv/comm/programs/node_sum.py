@@ -22,7 +22,7 @@ from ncclkv.comm.programs.decoding import PayloadSum, counts_save, word
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Apply, Buffer
-from ncclkv.comm.wire import Range, Wire, read_of
+from ncclkv.comm.wire import Range, Wants, Wire, read_by, read_of
 from ncclkv.compress.base import Payloads
 
 
@@ -152,6 +152,12 @@ class NodeForm:
             if lo < hi:
                 yield (lo, hi), [ranks[index] for ranks in self.nodes]
 
+    def longest(self, rank: int) -> int:
+        """Return the most elements that a rank writes at once from the codes of nodes."""
+        if self.packs:
+            return 0
+        return max((hi - lo for (lo, hi), _ in self.counted(rank)), default=0)
+
     # Reads
 
     def gradients(self, reader: int, owner: int) -> Range | None:
@@ -195,10 +201,19 @@ class NodeForm:
 
     def sent(self, rank: int) -> int:
         """Return the bytes that other ranks read of a rank in a launch."""
-        reads = [(self.gradients, self.itemsize), (self.codes, 1)]
-        reads += [(self.counts, 1)] if self.two_steps else []
-        reads += [] if self.shared else [(self.neighbours, 1)]
+        counts = [(self.counts, 1)] if self.two_steps else []
+        reads = [*self._unplaced, *counts]
         return sum(read_of(rank, len(self.decoded), *read) for read in reads)
+
+    def scratch(self, rank: int) -> int:
+        """Return the most bytes that a rank reads of other ranks in a read without places."""
+        return max(read_by(rank, len(self.decoded), *read) for read in self._unplaced)
+
+    @property
+    def _unplaced(self) -> Sequence[tuple[Wants, int]]:
+        """The reads without places, each with the bytes of an element."""
+        neighbours = [] if self.shared else [(self.neighbours, 1)]
+        return [(self.gradients, self.itemsize), (self.codes, 1), *neighbours]
 
 
 def node_form(

@@ -157,8 +157,8 @@ MUTANTS = (
     Mutant(
         name="slices-of-the-range-pushed",
         file="ncclkv/engine/node_reduction.py",
-        old="    owned = slices(hi if span.bucket is None else span.bucket.count, owners, unit)\n",
-        new="    owned = slices(hi - lo, owners, unit, lo)\n",
+        old="            slices_of(span, self._owned),\n",
+        new="            slices(span.hi - span.lo, len(self._owned), codec.unit),\n",
         why="an element moves to another rank of its node, which does not owe what was kept",
         tests=(
             Selection(
@@ -185,8 +185,8 @@ MUTANTS = (
     Mutant(
         name="averages-of-nodes-rounded-before-the-division",
         file="ncclkv/engine/node_coders.py",
-        old="                self._kernels.divide(summed, ranks)\n",
-        new="                self._kernels.divide(summed, len(arrays))\n",
+        old='        divisor = ranks if op == "avg" else None\n',
+        new='        divisor = 2 if op == "avg" else None\n',
         why="averages of 16 bits are too large by the count of nodes",
         tests=(
             Selection(

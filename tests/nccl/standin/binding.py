@@ -207,6 +207,8 @@ class RecordingBinding:
         if not self._depth:
             group, self._group = self._group, []
             messages: dict[Handle, list[Placed]] = {}
+            if not group:
+                messages.update((handle, []) for handle in self._on_stream(self._device.current))
             for handle, placed in group:
                 if placed.call.kind in TO_ONE:
                     messages.setdefault(handle, []).append(placed)
@@ -214,6 +216,12 @@ class RecordingBinding:
                     self._launch(handle, placed)
             for handle, all_placed in messages.items():
                 self._exchange(handle, all_placed)
+
+    def _on_stream(self, stream: int) -> list[Handle]:
+        """Return the communicator on whose stream a group without calls has ended."""
+        found = [each for each in self._handles if stream in each.streams and not each.ended]
+        assert len(found) < 2, "the stand-in cannot find the communicator of an empty group"
+        return [handle for handle in found if handle.size > 1]
 
     def all_reduce(
         self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
@@ -290,7 +298,7 @@ class RecordingBinding:
         """Queue all messages of a group."""
         if self._faults.dies_in == comm.launched:
             raise Died(f"rank {comm.rank} dies in call {comm.launched}: messages")
-        stream = messages[0].call.stream
+        stream = messages[0].call.stream if messages else self._device.current
         comm.streams.add(stream)
         self._device.put(
             stream,

@@ -17,7 +17,7 @@ class Exchange(Operation):
     """The messages of one rank after the end of its group.
 
     All ranks take part, each with its counts to and from each other rank. NCCL would not involve
-    ranks without messages.
+    ranks without messages: here they end a group without calls.
     """
 
     def __init__(self, handle: Handle, messages: Sequence[Placed]) -> None:
