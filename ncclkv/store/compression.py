@@ -35,7 +35,8 @@ class Compression(Component):
                 for spec in self._engine.layout.registry
                 if rule.matches(spec.key) and self._engine.reductions.encodes(rule, spec)
             ]
-            self._context.memory_check.check_residuals(_VERB, specs)
+            if rule.codec is not None:
+                self._context.memory_check.check_codec(_VERB, specs, rule.codec)
             self._engine.add_codec_rule(rule)
 
     def parameters_of(self, key: Any) -> dict[str, Any] | None:

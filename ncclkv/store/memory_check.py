@@ -12,8 +12,10 @@ from collections.abc import Sequence
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import ALIGNMENT
+from ncclkv.compress.base import Codec
 from ncclkv.engine.bucket_state import SHARED_FROM_BYTES
 from ncclkv.engine.layout import Layout
+from ncclkv.engine.reductions import by_node
 from ncclkv.errors import OutOfMemory
 from ncclkv.kernels.host import HostKernels
 from ncclkv.store.session import Checks
@@ -46,6 +48,8 @@ class MemoryCheck:
         self._comm = comm
         self._layout = layout
         self._checks = checks
+        self._on_hosts = isinstance(comm.kernels, HostKernels)
+        self._slices = min(map(len, comm.nodes or [range(comm.size)]))
         self._unchecked = 0
 
     def check(self, verb: str, specs: Sequence[KeySpec]) -> None:
@@ -56,15 +60,14 @@ class MemoryCheck:
         OutOfMemory
             On every rank, when a rank's node or GPU has not the memory.
         """
-        on_hosts = isinstance(self._comm.kernels, HostKernels)
-        if on_hosts:
+        if self._on_hosts:
             self._unchecked += sum(spec.nbytes for spec in specs)
             if self._unchecked < CHECK_BYTES:
                 return
             self._unchecked = 0
         elif not specs:
             return
-        shortfall = self._on_node(specs) if on_hosts else self._on_gpu(specs)
+        shortfall = self._on_node(specs) if self._on_hosts else self._on_gpu(specs)
         shortfalls = self._comm.control.allgather(shortfall, f"memory for {verb}")
         for rank, text in enumerate(shortfalls):
             if text:
@@ -75,37 +78,51 @@ class MemoryCheck:
                 self._checks.raised = error
                 raise error
 
-    def check_residuals(self, verb: str, specs: Sequence[KeySpec]) -> None:
-        """Refuse residuals of keys that do not fit; collective, with the same keys on all ranks.
+    def check_codec(self, verb: str, specs: Sequence[KeySpec], codec: Codec) -> None:
+        """Refuse a codec whose memory does not fit; collective, with the same keys on all ranks.
 
         Raises
         ------
         OutOfMemory
-            On every rank, when a rank's node has not the memory.
+            On every rank, when a rank's node or GPU has not the memory.
         """
-        needed, left = sum(spec.size * RESIDUAL_BYTES for spec in specs), memory_left()
+        needed = sum(self._kept(spec, codec) for spec in specs)
         if needed < CHECK_BYTES:
             return
-        on_node = self._comm.local_size * needed
-        shortfall = ""
-        if left is not None and on_node > left.nbytes:
-            shortfall = (
-                f"its node needs {on_node:,} bytes, {needed:,} a rank, and {left.nbytes:,} are "
-                f"left by {left.source}; give the node more memory, or compress fewer keys"
-            )
+        shortfall = self._without_codec(needed)
         for rank, text in enumerate(self._comm.control.allgather(shortfall, f"memory for {verb}")):
             if text:
                 error = OutOfMemory(
-                    f"{verb}: the residuals of {len(specs)} keys do not fit on rank {rank}: {text}"
+                    f"{verb}: what {codec.name} keeps of {len(specs)} keys does not fit on rank "
+                    f"{rank}: {text}"
                 )
                 self._checks.raised = error
                 raise error
+
+    def _without_codec(self, needed: int) -> str:
+        """Return the memory that this rank lacks for a codec; empty if it fits, or if unknown."""
+        if not self._on_hosts:
+            left = self._comm.kernels.left()
+            if left is None or needed <= left:
+                return ""
+            return (
+                f"it needs {needed:,} bytes, and its GPU has {left:,} left; keep less there, or "
+                f"compress fewer keys"
+            )
+        on_node, of_node = self._comm.local_size * needed, memory_left()
+        if of_node is None or on_node <= of_node.nbytes:
+            return ""
+        return (
+            f"its node needs {on_node:,} bytes, {needed:,} a rank, and {of_node.nbytes:,} are "
+            f"left by {of_node.source}; give the node more memory, or compress fewer keys"
+        )
 
     def _on_gpu(self, specs: Sequence[KeySpec]) -> str:
         """Return the memory that this rank's GPU lacks; empty if the keys fit."""
         new, pending = _padded(specs), self._layout.pending_bytes
         # The values from rank 0; the gradients and weights of all keys that have no bucket.
         needed = new + 2 * (new + pending) if self._layout.has_values else new
+        needed += self._kept_by_codecs(specs)
         left = self._comm.kernels.left()
         if left is None or needed <= left:
             return ""
@@ -129,9 +146,9 @@ class MemoryCheck:
         weights = each + (ranks - 1) * (self._unshared(specs) if common else each)
         if not self._layout.has_values:
             weights = 0
-        residual = self._residuals(specs)  # of a rank, in memory that no other rank maps
-        mapped = residual + (gradients + weights if shares else new + each)
-        needed = gradients + weights + ranks * residual
+        kept = self._kept_by_codecs(specs)  # of a rank, in memory that no other rank maps
+        mapped = kept + (gradients + weights if shares else new + each)
+        needed = gradients + weights + ranks * kept
         earlier = ", earlier keys without a bucket included" if pending else ""
         space, left = address_space_left(), memory_left()
         if space is not None and mapped > space.nbytes:
@@ -141,7 +158,7 @@ class MemoryCheck:
             )
         if left is None or needed <= left.nbytes:
             return ""
-        compressed = f", {ranks * residual:,} for what compression keeps" if residual else ""
+        compressed = f", {ranks * kept:,} for what compression keeps" if kept else ""
         return (
             f"on its node they need {needed:,} bytes ({gradients:,} for the gradients of {ranks} "
             f"ranks, {weights:,} for "
@@ -150,11 +167,20 @@ class MemoryCheck:
             f"more memory, or fewer ranks"
         )
 
-    def _residuals(self, specs: Sequence[KeySpec]) -> int:
-        """Return the bytes of the residuals of new keys on a rank, by the codecs in force."""
+    def _kept_by_codecs(self, specs: Sequence[KeySpec]) -> int:
+        """Return the bytes that the codecs in force keep of new keys on a rank."""
         codecs = ((spec, self._layout.reductions.codec(spec)) for spec in specs)
-        kept = (spec for spec, codec in codecs if codec is not None and codec.keeps_residual)
-        return sum(spec.size * RESIDUAL_BYTES for spec in kept)
+        return sum(self._kept(spec, codec) for spec, codec in codecs if codec is not None)
+
+    def _kept(self, spec: KeySpec, codec: Codec) -> int:
+        """Return the bytes that a codec keeps of a key on a rank.
+
+        They are those of the residual, and on a GPU those of a slice that is added for a node.
+        """
+        residual = spec.size * RESIDUAL_BYTES if codec.keeps_residual else 0
+        if self._on_hosts or not by_node(codec):
+            return residual
+        return residual + -(-spec.nbytes // self._slices)
 
     def _unshared(self, specs: Sequence[KeySpec]) -> int:
         """Return the bytes of new keys in buckets that are too small for shared weights."""

@@ -11,6 +11,7 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 
 from ncclkv.errors import CommAborted, OutOfMemory
 from ncclkv.optimizer import SGD
+from ncclkv.store import memory_check
 from tests.conformance.capabilities import use_buffers
 from tests.harness.context import context_of
 from tests.nccl.standin import Worker, run_on_standin
@@ -80,6 +81,59 @@ def test_keys_that_fit_to_the_byte_are_accepted_on_a_gpu():
             assert sum_of(kv, "large", LARGE) == 2.0
 
     run_on_standin(2, body)
+
+
+NODES = {"type": "2bit", "scope": "node"}
+FLOATS = LARGE.astype(np.float32)
+"""A key of 80,000 bytes, or 80,128 in a bucket, with a residual of the first length."""
+
+
+def test_what_nodes_add_and_owe_needs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", "2")
+
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
+            kv = create()
+            kv.set_gradient_compression(NODES)
+            # The value from rank 0, the gradient and the weight; the residual and half of a sum.
+            needed = 3 * 80_128 + 80_000 + 40_000
+            worker.device.leave(needed - 1)
+            no_memory(lambda: kv.init("large", FLOATS))
+            worker.device.leave(needed)
+            kv.init("large", FLOATS)
+            worker.device.leave(None)
+            assert sum_of(kv, "large", FLOATS) == 1.0
+
+    run_on_standin(4, body)
+
+
+@pytest.mark.parametrize(
+    ("codec", "needed"), [(NODES, 120_000), ({"type": "2bit"}, 80_000), ({"type": "fp16"}, 0)]
+)
+def test_a_codec_that_does_not_fit_is_refused_on_every_rank(
+    monkeypatch: pytest.MonkeyPatch, codec: dict[str, Any], needed: int
+) -> None:
+    monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", "2")
+    monkeypatch.setattr(memory_check, "CHECK_BYTES", 1)
+
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
+            kv = create()
+            kv.init("large", FLOATS)
+            assert sum_of(kv, "large", FLOATS) == 4.0
+            if needed:
+                worker.device.leave(needed - 1 if worker.rank == 2 else None)
+                text = str(no_memory(lambda: kv.set_gradient_compression(codec)))
+                assert (
+                    f"what 2bit keeps of 1 keys does not fit on rank 2: it needs {needed:,}" in text
+                )
+                assert kv.gradient_compression("large") is None
+            worker.device.leave(needed)
+            kv.set_gradient_compression(codec)
+            worker.device.leave(None)
+            assert kv.gradient_compression("large") is not None
+
+    run_on_standin(4, body)
 
 
 def test_with_unknown_free_memory_all_keys_of_a_gpu_are_accepted():

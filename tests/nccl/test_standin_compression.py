@@ -40,11 +40,8 @@ def with_store(body: Callable[[Worker, Any], object], **options: Any) -> Callabl
 @pytest.mark.parametrize(
     ("scope", "words"),
     [
-        (
-            "rank",
-            "powersgd is not in this version for stores in the memory of GPUs; use 1bit, 2bit",
-        ),
-        ("node", "powersgd with scope='node' is not in this version for stores in the memory of"),
+        ("rank", "powersgd is not in this version for stores in the memory of GPUs; use 1bit"),
+        ("node", "powersgd with scope='node' is not in this version for stores in the memory"),
     ],
 )
 def test_what_gpus_lack_is_refused_by_name(scope: str, words: str) -> None:
@@ -105,3 +102,71 @@ def test_ranks_send_codes_alone(size: int) -> None:
         assert counts == expected
 
     run_on_standin(size, with_store(body, bucket_bytes=0))
+
+
+@pytest.fixture
+def nodes_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put two ranks on each node."""
+    monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", "2")
+
+
+@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.usefixtures("nodes_of_two")
+def test_nodes_send_codes_alone(size: int) -> None:
+    """Check both forms: codes to all nodes, and in two steps, in which counts have 4 bits."""
+    count, nodes = 256 * 1024, size // 2
+
+    def body(worker: Worker, kv: Any) -> None:
+        kv.set_gradient_compression({"type": "2bit", "threshold": 0.5, "scope": "node"})
+        kv.init("w", np.zeros(count, np.float32))
+        for _ in range(2):
+            with worker.calls() as lines:
+                kv.push("w", full(0.3, (count,)))
+            messages = [line for line in lines if line.startswith("send(")]
+        same(kv.pull("w"), 0.5 * nodes)
+        sent = [line.split(", peer")[0].removeprefix("send(count=") for line in messages]
+        own = count // 2  # the slice of each rank of a node
+        inside = [f"{own}, dtype=float32"], [f"{own // 2}, dtype=uint8"]
+        between = [f"{own // 4}, dtype=uint8"]
+        if nodes == 4:
+            between = [f"{own // 16}, dtype=uint8"] * 3 + [f"{own // 8}, dtype=uint8"] * 3
+        assert sent == [*inside[0], *between, *inside[1]]
+
+    run_on_standin(size, with_store(body, bucket_bytes=0))
+
+
+@pytest.mark.parametrize("size", [4, 5, 6])
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+@pytest.mark.usefixtures("nodes_of_two")
+def test_nodes_send_halves(kind: str, size: int) -> None:
+    """Check two and three nodes: three exchange the sums of slices, and the last may be small."""
+    count = 40_000
+
+    def body(worker: Worker, kv: Any) -> None:
+        kv.set_gradient_compression({"type": kind, "scope": "node"})
+        kv.init("w", np.zeros(count, np.float32))
+        kv.push("w", full(1 + 2**-12 if worker.rank == 0 else 1, (count,)))
+        same(kv.pull("w"), size)  # a node rounds 2 + 2**-12 to 2
+
+    run_on_standin(size, with_store(body, bucket_bytes=0), lazy=True)
+
+
+@pytest.mark.usefixtures("nodes_of_two")
+def test_each_rank_of_the_first_node_warns_of_its_slice(caplog: pytest.LogCaptureFixture) -> None:
+    def body(worker: Worker, kv: Any) -> None:
+        kv.set_gradient_compression({"type": "2bit", "threshold": 0.5, "scope": "node"})
+        kv.init(["w", "b"], [np.zeros(128, np.float32), np.zeros(3, np.float32)])
+        for _ in range(FIRST - 1):
+            kv.push(["w", "b"], [full(3, (128,)), full(0.1, (3,))])
+        kv.wait()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(context_of(kv).comm, "synchronize", refuse)
+            kv.push(["w", "b"], [full(3, (128,)), full(0.1, (3,))])
+            assert kv.gradient_compression("w")["saturated"] == 1
+            assert kv.gradient_compression("b")["saturated"] == 0
+
+    with caplog.at_level(logging.WARNING, "ncclkv"):
+        run_on_standin(4, with_store(body, bucket_bytes=0), lazy=True)
+    words = "2bit of 'w': 100 % of the residuals are beyond 0.5", "a root mean square of 6"
+    assert len(caplog.records) == 2
+    assert all(word in record.getMessage() for record in caplog.records for word in words)
