@@ -27,6 +27,7 @@ from tests.nccl.kernel_cases import (
     dtype_of,
     same_bits,
 )
+from tests.nccl.node_cases import NodeCases
 from tests.sgd_steps import rows, segments_of, sgd
 
 pytestmark = pytest.mark.limit(60)
@@ -124,6 +125,10 @@ class TestCodes(CodeCases):
 
 
 class TestLargest(LargestCases):
+    pass
+
+
+class TestNodes(NodeCases):
     pass
 
 

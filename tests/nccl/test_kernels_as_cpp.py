@@ -36,6 +36,7 @@ from tests.nccl.kernel_cases import (
     UpdateCases,
 )
 from tests.nccl.kernels_as_cpp import COMPILER, CppLauncher
+from tests.nccl.node_cases import NodeCases
 from tests.sgd_steps import segments_of, sgd
 
 cupy = pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'ncclkv[cuda12]'")
@@ -124,6 +125,10 @@ class TestCodes(CodeCases):
 
 
 class TestLargest(LargestCases):
+    pass
+
+
+class TestNodes(NodeCases):
     pass
 
 
