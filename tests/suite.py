@@ -23,6 +23,8 @@ ALONE_ON_GPU = (
     "tests/nccl/test_gpu_kernels.py",
 )
 SEVERAL_GPUS = ("tests/nccl/test_gpu_several.py", "tests/nccl/test_arrays_gpus.py")
+NODES = ("env", "NCCLKV_SHARE_GPU=1", "NCCLKV_RANKS_PER_NODE=2")
+ON_NODES_OF_GPUS = (*ON_GPU[1:3], "-k", "nodes")
 INSIDE = (sys.executable, "-m", "tests.nccl.emulated")
 """Prefix of a command that runs in layer 3b."""
 
@@ -226,6 +228,7 @@ def gpu_suite() -> list[Run]:
     for size in (1, 2, 3, 4):
         share = ("env", "NCCLKV_SHARE_GPU=1") if size > 1 else ()
         runs.append(Run(f"gpu-{size}", (*share, *ranks(size), *ON_GPU), 600, ALONE))
+    runs.append(Run("gpu-nodes", (*NODES, *ranks(4), *ON_NODES_OF_GPUS), 600, ALONE))
     runs.append(Run("gpu-faults", (*pytest, "tests/nccl/test_gpu_faults.py"), 600, ALONE))
     return runs
 
@@ -256,6 +259,8 @@ def emulated_few() -> list[Run]:
         Run("few-2", (*share, *ranks(2), store, current, "-m", "first"), 120, 2),
         Run("few-devices", (*devices, *ranks(2), store, current, "-k", chosen), 120, 2),
         Run("few-3", (*ranks(3), comm, capture), 400, 3),
+        # Nodes of two ranks and of one: a rank without messages, and a rank without a slice.
+        Run("few-nodes", (*NODES, *ranks(3), *ON_NODES_OF_GPUS), 120, 3),
     ]
     return [_inside(run) for run in runs]
 
