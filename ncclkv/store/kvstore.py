@@ -962,7 +962,7 @@ are ints, such as 3; use one kind
         SpecMismatch
             On every rank, when ranks give different parameters or keys.
         OutOfMemory
-            On every rank, when a rank has no memory for the residuals.
+            On every rank, when a rank has no memory for what the type keeps.
 
         Notes
         -----
