@@ -215,6 +215,14 @@ MUTANTS = (
         tests=(Selection("0", "nccl/test_standin_store.py", "a_skipped_flush_leaves_residuals"),),
     ),
     Mutant(
+        name="residuals-of-nodes-of-a-step-that-a-device-skips",
+        file="ncclkv/engine/node_reduction.py",
+        old="encode(arrays, residuals.skip)",
+        new="encode(arrays, None)",
+        why="NaN of a rank stays in the residual of its node for ever",
+        tests=(Selection("0", "nccl/test_standin_store.py", "skipped_flush_leaves_residuals_of"),),
+    ),
+    Mutant(
         name="replays-under-another-codec",
         file="ncclkv/engine/capture.py",
         old="        if [*codecs] != self._codecs:\n",
