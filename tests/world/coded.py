@@ -1,4 +1,4 @@
-"""Sums of arrays that a store compresses, by a model of each rank that sends.
+"""Sums of arrays that a store compresses, by a model of each rank, or node, that sends.
 
 The arrays hold whole numbers, so residuals are exact.  powersgd has as many columns as a matrix has
 at most: its products are the sums of what ranks owe, but for roundings.
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.env import split_node
 from tests.codecs import MODELS
 from tests.world.arrays import Array, reduced
 from tests.world.plan import Key, KeyPlan
@@ -19,6 +20,7 @@ from tests.world.plan import Key, KeyPlan
 CODECS: dict[str, dict[str, Any]] = {
     "1bit": {"type": "1bit", "threshold": 0.5},
     "2bit": {"type": "2bit", "threshold": 16.0},
+    "2bit of nodes": {"type": "2bit", "threshold": 16.0, "scope": "node"},
     "topk": {"type": "topk", "ratio": 0.1},
     "fp16": {"type": "fp16"},
     "powersgd": {
@@ -50,10 +52,13 @@ class Coded:
         self._size = size
         self._owed: dict[tuple[Key, int], Any] = {}
         self._launches: dict[Key, int] = {}
+        self._by_node = name is not None and CODECS[name].get("scope") == "node"
 
     def takes(self, key: KeyPlan) -> bool:
         """Return whether the sums of a key differ from those of its arrays."""
         if self.name in (None, EXACT) or key.dtype != "f4" or key.op not in ("sum", "avg"):
+            return False
+        if self._by_node and len(split_node(range(self._size), 0)) == self._size:
             return False
         count = int(np.prod(key.shape))
         return self.name != "topk" or _kept(count) * self._size < count
@@ -67,7 +72,7 @@ class Coded:
         if self.name == "powersgd":
             total = self._product(key.key, arrays)
         else:
-            sent = [self._sent(key.key, *each) for each in arrays.items()]
+            sent = [self._sent(key.key, *each) for each in self._senders(arrays).items()]
             total = np.sum(sent, axis=0, dtype=np.float32)
         return reduced([total], key.op, among)
 
@@ -84,6 +89,16 @@ class Coded:
             self._owed.update({(key, rank): each - share for rank, each in owed.items()})
         return np.asarray(total)
 
+    def _senders(self, arrays: Mapping[int, Array]) -> Mapping[int, Array]:
+        """Return the array of each rank that sends: the first of a node sends for all."""
+        if not self._by_node:
+            return arrays
+        added: dict[int, Array] = {}
+        for rank, array in arrays.items():
+            first = split_node(range(self._size), rank)[0]
+            added[first] = added[first] + array if first in added else array
+        return added
+
     def _sent(self, key: Key, rank: int, array: Array) -> Array:
         """Return what a rank sends of an array, and keep the rest."""
         if self.name == "topk":
@@ -93,9 +108,9 @@ class Coded:
             sent.flat[chosen] = owed.flat[chosen]
             self._owed[key, rank] = owed - sent
             return sent
-        name = str(self.name)
         if (key, rank) not in self._owed:
-            self._owed[key, rank] = MODELS[name](CODECS[name]["threshold"], array.size)
+            codec = CODECS[str(self.name)]
+            self._owed[key, rank] = MODELS[codec["type"]](codec["threshold"], array.size)
         model = self._owed[key, rank]
         sent = model.push(array.reshape(-1))[1] * np.float32(model.step)
         return np.asarray(sent, np.float32).reshape(array.shape)
