@@ -91,11 +91,19 @@ def _ladder(name: str, limit: float, *words: str, ranks: int = 1) -> Part:
 
 
 def _tests(
-    name: str, call: str, limit: float, *arguments: str, ranks: int = 1, torch: bool = False
+    name: str,
+    call: str,
+    limit: float,
+    *arguments: str,
+    ranks: int = 1,
+    torch: bool = False,
+    ranks_per_node: int = 0,
 ) -> Part:
     """Return a part that is a pytest run; NCCL logs its choices where ranks share the GPU."""
     several = ranks > 1 or name == "faults"
     variables = _nccl_log(name) if several else {"NCCL_DEBUG": "WARN"}
+    if ranks_per_node:
+        variables["NCCLKV_RANKS_PER_NODE"] = str(ranks_per_node)
     return Part(name, call, limit, (*PYTEST, *arguments), ranks, (), variables, torch)
 
 
@@ -148,6 +156,8 @@ PARTS = (
     _tests("comm-3", "rest", 90, _COMM, ranks=3),
     _tests("first-cases-3", "rest", 150, _STORE, "-m", "first", ranks=3),
     _tests("first-cases-4", "rest", 150, _STORE, "-m", "first", ranks=4),
+    _tests("nodes-4", "rest", 150, _STORE, _CAPTURE, "-k", "nodes and every_rank", ranks=4,
+           ranks_per_node=2),
     _bench("bench-shared", "rest", 120, "--quick", ranks=2),
     _tests("large", "rest", 120, _KERNELS, "-k", "more_elements_than_32_bits_count"),
     Part("sanitizer", "rest", 240,
