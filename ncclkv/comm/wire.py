@@ -110,6 +110,14 @@ class Wire(ABC):
         if data.size and address(data) != address(into):
             into[...] = data
 
+    def published(self, array: Buffer) -> Buffer:
+        """Return what to publish in place of an array that this rank writes after its read.
+
+        Other ranks may still read it then, so it is a copy.
+        """
+        copy: Buffer = array.copy()
+        return copy
+
     def share_result(self) -> None:
         """Let the program end only when all ranks of this node have ended it.
 

@@ -12,7 +12,9 @@ import numpy as np
 
 from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.entries import Bounds, Padding, encode_entries
+from ncclkv.compress.factoring import Factoring, Factors, HostFactoring
 from ncclkv.compress.half import Half
+from ncclkv.compress.powersgd import PowerSGD
 from ncclkv.compress.topk import TopK
 from ncclkv.kernels.base import Array, Arrays, Kernels
 from ncclkv.kernels.host.largest import add_largest, parts_of
@@ -177,6 +179,31 @@ class Coding(Protocol):
             The element at which `out` begins: it may have a part of a key.
         """
 
+    def factoring(
+        self,
+        codec: PowerSGD,
+        factors: Sequence[Factors],
+        senders: int,
+        average: bool,
+        scratch: Array,
+    ) -> Factoring:
+        """Return the arithmetic of the matrices of a launch.
+
+        Parameters
+        ----------
+        codec : PowerSGD
+        factors : sequence of Factors
+        senders : int
+        average : bool
+            Whether the sums are divided by the count of senders.
+        scratch : array
+            Memory of `factoring_scratch` for these matrices, or for more; for no other call at the
+            same time.
+        """
+
+    def factoring_scratch(self, shapes: Sequence[tuple[int, int, int]]) -> Array:
+        """Return memory for matrices of some columns of P and Q, rows and columns each."""
+
     def clear(self, padding: Padding, start: int, out: Array) -> None:
         """Set padding to 0 in `out`, the elements from `start` on."""
 
@@ -280,6 +307,19 @@ class HostCoding:
                     _add_some(part, lo - first, out)
 
         return add
+
+    def factoring(
+        self,
+        codec: PowerSGD,
+        factors: Sequence[Factors],
+        senders: int,
+        average: bool,
+        scratch: Array,
+    ) -> Factoring:
+        return HostFactoring(codec, factors, senders, average)
+
+    def factoring_scratch(self, shapes: Sequence[tuple[int, int, int]]) -> Array:
+        return np.empty(0)
 
     def clear(self, padding: Padding, start: int, out: Array) -> None:
         padding.clear(start, out)

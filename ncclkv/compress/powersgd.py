@@ -50,6 +50,7 @@ class PowerSGD:
     >>> residual, p = np.zeros_like(matrix), np.empty((1, 3), np.float32)
     >>> codec = PowerSGD(matrix_approximation_rank=1)
     >>> q = codec.basis("weight", matrix.shape)
+    >>> codec.renew(q, spare=q)
     >>> codec.project(matrix, residual, q, p)
     >>> codec.project_back(matrix, p, q)
     >>> codec.finish(matrix, p, q, residual, senders=1)
@@ -115,6 +116,17 @@ class PowerSGD:
         rng = np.random.default_rng((*seeds, launch) if launch else seeds)
         return rng.standard_normal(self.narrow_shapes(shape)[1], np.float32)
 
+    def renew(self, q: Array, spare: Array) -> None:
+        """Make Q orthonormal, once rows are replaced with which no gradient could be sent.
+
+        Such a row is 0, as after gradients of 0, or has an element that is not finite.  The row of
+        `spare` takes its place, which is a first Q of the key.
+        """
+        lost = ~(np.isfinite(q).all(axis=1) & q.any(axis=1))
+        if lost.any():
+            q[lost] = spare[lost]
+        orthonormalise(q)
+
     def project(self, matrix: Array, residual: Array | None, q: Array, p: Array) -> None:
         """Add the residual to a matrix, and set P to the matrix times Q; ranks then sum P.
 
@@ -124,13 +136,12 @@ class PowerSGD:
             Gradients of a key, as `matrix_shape`; they are changed.
         residual : ndarray of float32, shape (m, n), or None
         q : ndarray of float32, shape (k, n)
-            The last Q of the key, or that of `basis`; becomes orthonormal.
+            As `renew` has left it.
         p : ndarray of float32, shape (k, m)
         """
         with np.errstate(all="ignore"):
             if residual is not None:
                 matrix += residual
-            orthonormalise(q)
             np.matmul(q, matrix.T, out=p)
 
     def project_back(self, matrix: Array, p: Array, q: Array) -> None:
@@ -163,16 +174,6 @@ class PowerSGD:
             Divide the sum by the count of senders.
         """
         multiply(p, q, matrix, residual, senders, average)
-
-    def renew(self, q: Array, key: int | str, shape: Sequence[int], launch: int) -> None:
-        """Replace rows of the sum of all Q from which no later gradient could be sent.
-
-        Such a row is 0, as after gradients of 0, or has an element that is not finite.  The sum is
-        the same on all ranks, and so is the new row, which is that of `basis`.
-        """
-        lost = ~(np.isfinite(q).all(axis=1) & q.any(axis=1))
-        if lost.any():
-            q[lost] = self.basis(key, shape, launch)[lost]
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:

@@ -118,10 +118,12 @@ class LowRankArrays:
         residuals: list[Array | None] = [None] * len(arrays)
         if codec.keeps_residual:
             residuals = [residual_of(index).reshape(shape) for index in range(len(arrays))]
+        basis.allocate(codec)
+        basis.begin(codec)
         p, q = self._factors(entry, matrices, residuals, basis)
         for matrix, residual in zip(matrices, residuals, strict=True):
             codec.finish(matrix, p, q, residual, len(arrays))
-        basis.keep(codec, q)
+        basis.q[...] = q
         out[...] = matrices[0].reshape(-1)
 
     def _factors(
@@ -136,8 +138,9 @@ class LowRankArrays:
         tall, wide = codec.narrow_shapes(entry.spec.shape)
         every_p = np.empty((len(matrices), *tall), np.float32)
         every_q = np.empty((len(matrices), *wide), np.float32)
+        codec.renew(basis.q, basis.spare)
         for matrix, residual, p in zip(matrices, residuals, every_p, strict=True):
-            codec.project(matrix, residual, basis.first(codec), p)
+            codec.project(matrix, residual, basis.q, p)
         self._kernels.reduce([*every_p], every_p[0], "sum")
         for matrix, q in zip(matrices, every_q, strict=True):
             p = every_p[0].copy()  # each sender makes the same sum orthonormal

@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ncclkv.compress.basis import Basis
+from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key, KeySpec
 
 
 class Bases:
-    """The bases of a store: they belong to keys, so they stay when keys move to other buckets."""
+    """The bases of a store: they belong to keys, so they stay when keys move to other buckets.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    kernels : Kernels
+        Allocates them.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
         self._of_keys: dict[Key, Basis] = {}
 
     def of(self, spec: KeySpec) -> Basis:
         """Return the basis of a key, which is always the same object until it is dropped."""
         if spec.key not in self._of_keys:
-            self._of_keys[spec.key] = Basis(spec.key, spec.shape)
+            self._of_keys[spec.key] = Basis(spec.key, spec.shape, self._kernels)
         return self._of_keys[spec.key]
 
     def find(self, key: Key) -> Basis | None:

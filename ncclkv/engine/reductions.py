@@ -62,7 +62,7 @@ class Reductions:
         self.dense = DenseReduction(comm)
         self.rules: list[CodecRule] = []
         self.residuals = Residuals(comm.kernels)
-        self.bases = Bases()
+        self.bases = Bases(comm.kernels)
         nodes = comm.nodes or [range(comm.size)]
         self.saturation = Saturation(comm.rank, [*nodes[0]])
         self.one_node = len(nodes) == 1
@@ -157,7 +157,7 @@ class Reductions:
         if self._staged is not None:
             sums = form.of_arrays(self, codec, bucket.op)
             return ArrayReduction(self.comm, codec, sums, self.residuals, self._staged)
-        if by_node(codec) and form.over_nodes is not None:
+        if form.over_nodes is not None and adds_first(codec):
             return form.over_nodes(self, codec, bucket)
         return form.over_ranks(self, codec, bucket)
 
@@ -188,16 +188,15 @@ class Form(NamedTuple):
     takes_short_keys : bool
         Whether the reduction over ranks also sums the keys of its bucket that are too short to be
         encoded, which saves them a collective of their own.
-    on_gpus, nodes_on_gpus : bool
-        Whether the reductions over ranks, and over nodes, have kernels for GPUs.
+    captured : bool
+        Whether a replay of a captured launch is another launch.
     """
 
     over_ranks: Callable[[Reductions, Any, Bucket], Reduction]
     of_arrays: Callable[[Reductions, Any, str], ArraySum]
     over_nodes: Callable[[Reductions, Any, Bucket], Reduction] | None = None
     takes_short_keys: bool = False
-    on_gpus: bool = False
-    nodes_on_gpus: bool = False
+    captured: bool = True
 
 
 def _over_nodes(store: Reductions, codec: Any, bucket: Bucket, coder: NodeCoder) -> Reduction:
@@ -216,8 +215,6 @@ _COUNTED = Form(
         bucket,
         CountedNodes(codec, store.comm.kernels, store.saturation),
     ),
-    on_gpus=True,
-    nodes_on_gpus=True,
 )
 _HALF = Form(
     lambda store, codec, bucket: HalfReduction(store.comm, codec, bucket, store.residuals),
@@ -225,13 +222,10 @@ _HALF = Form(
     lambda store, codec, bucket: _over_nodes(
         store, codec, bucket, HalfNodes(codec, store.comm.kernels)
     ),
-    on_gpus=True,
-    nodes_on_gpus=True,
 )
 _TOP = Form(
     lambda store, codec, bucket: TopReduction(store.comm, codec, bucket, store.residuals),
     lambda store, codec, op: TopArrays(codec),
-    on_gpus=True,
 )
 
 
@@ -248,6 +242,7 @@ _LOW_RANK = Form(
     lambda store, codec, op: LowRankArrays(codec, store.comm.kernels, store.bases),
     _low_rank,
     takes_short_keys=True,
+    captured=False,
 )
 
 FORMS: dict[str, Form] = {
@@ -262,6 +257,11 @@ FORMS: dict[str, Form] = {
 def by_node(codec: Codec) -> bool:
     """Return whether the sender of a codec is a node."""
     return bool(codec.parameters["scope"] == "node")
+
+
+def adds_first(codec: Codec) -> bool:
+    """Return whether the ranks of a node add their gradients, before this sum is encoded."""
+    return by_node(codec) and codec.name != PowerSGD.name
 
 
 def kind_of(codec: Codec) -> tuple[str, bool]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ncclkv.engine.capture import Recorder
+from ncclkv.engine.reductions import FORMS
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.store.agreement import agree, propose
 from ncclkv.store.context import Component, Context
@@ -138,5 +139,14 @@ class Captures(Component):
                 "the same step once before the capture"
             )
         engine = self._engine
+        for spec in engine.layout.registry:
+            codec = engine.reductions.codec(spec)
+            if codec is not None and not FORMS[codec.name].captured:
+                raise NotSupported(
+                    f"capture: key {spec.key!r} is compressed by {codec.name}, whose sums change "
+                    f"from launch to launch; choose another type, or make the step's calls each "
+                    f"time",
+                    key=spec.key,
+                )
         states, codecs = engine.layout.states, engine.reductions.rules
         return Recorder(engine.kernels, engine.rule, states, codecs)

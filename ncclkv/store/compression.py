@@ -11,7 +11,6 @@ from ncclkv.compress.registry import codec_of
 from ncclkv.engine.codec_rules import CodecRule
 from ncclkv.engine.reductions import FORMS, by_node
 from ncclkv.errors import DTypeMismatch, NotSupported
-from ncclkv.kernels.host import HostKernels
 from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component
 from ncclkv.store.keys import key_list, one_key
@@ -106,15 +105,6 @@ def _check_codec(codec: Codec, comm: Communicator) -> None:
         raise NotSupported(
             f"{_VERB}: {codec.name} with scope='node' is not in this version; use "
             f"{', '.join(names)}, or scope='rank'"
-        )
-    on_gpus = {
-        name: each.nodes_on_gpus if by_node(codec) else each.on_gpus for name, each in FORMS.items()
-    }
-    if not (isinstance(comm.kernels, HostKernels) or on_gpus[codec.name]):
-        what = f"{codec.name} with scope='node'" if by_node(codec) else codec.name
-        raise NotSupported(
-            f"{_VERB}: {what} is not in this version for stores in the memory of GPUs; use "
-            f"{', '.join(name for name, has in on_gpus.items() if has)}, or create('dist_sync')"
         )
     if comm.size > codec.most_senders:
         raise NotSupported(

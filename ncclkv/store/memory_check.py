@@ -15,7 +15,7 @@ from ncclkv.comm.types import ALIGNMENT
 from ncclkv.compress.base import Codec
 from ncclkv.engine.bucket_state import SHARED_FROM_BYTES
 from ncclkv.engine.layout import Layout
-from ncclkv.engine.reductions import by_node
+from ncclkv.engine.reductions import adds_first
 from ncclkv.errors import OutOfMemory
 from ncclkv.kernels.host import HostKernels
 from ncclkv.store.session import Checks
@@ -178,7 +178,7 @@ class MemoryCheck:
         They are those of the residual, and on a GPU those of a slice that is added for a node.
         """
         residual = spec.size * RESIDUAL_BYTES if codec.keeps_residual else 0
-        if self._on_hosts or not by_node(codec):
+        if self._on_hosts or not adds_first(codec):
             return residual
         return residual + -(-spec.nbytes // self._slices)
 

@@ -67,7 +67,7 @@ class ResidualStates(Component):
         for spec in self._engine.layout.registry:
             basis = reductions.bases.find(spec.key)
             if basis is not None and basis.launches:
-                columns = 0 if basis.q is None else len(basis.q)
+                columns = len(basis.q) if basis.has_sum else 0
                 bases.append(SavedBasis(spec.index, basis.launches, columns))
             codec, here = self._codec(spec), len(reductions.residuals.all_of(spec.key))
             if codec is not None and here:
@@ -91,9 +91,9 @@ class ResidualStates(Component):
         """Yield the bases of keys, which all ranks have."""
         specs = [*self._engine.layout.registry]
         for saved in form.bases if form is not None else ():
-            q = self._engine.reductions.bases.of(specs[saved.key_index]).q
-            if q is not None:
-                yield basis_name(saved.key_index), q
+            if saved.columns:
+                q = self._engine.reductions.bases.of(specs[saved.key_index]).q
+                yield basis_name(saved.key_index), self._comm.to_host(q)
 
     def gather(self, key: Key, rank: int) -> Array:
         """Return the residual of a key on a rank, flat, to the leader; collective."""
@@ -145,7 +145,8 @@ class ResidualStates(Component):
         saved, reductions = manifest.compression, self._engine.reductions
         for each in saved.bases if saved is not None else ():
             spec = self._engine.layout.registry[manifest.keys[each.key_index].spec.key]
-            if not isinstance(reductions.codec(spec), PowerSGD):
+            codec = reductions.codec(spec)
+            if not isinstance(codec, PowerSGD):
                 continue
             reductions.follow(spec)
             basis = reductions.bases.of(spec)
@@ -154,7 +155,7 @@ class ResidualStates(Component):
                 shape = each.columns, matrix_shape(spec.shape)[1]
                 given = arrays.get(basis_name(each.key_index), np.zeros(shape, _FLOAT32))
                 (found,) = from_rank(self._comm, [given], self._engine.placement.leader)
-                basis.q = found.copy()
+                basis.restore(codec, found)
 
     def _deal_in_nodes(self, specs: Sequence[KeySpec]) -> None:
         """Give residuals of nodes to the ranks that send them; collective."""

@@ -68,13 +68,13 @@ class SavedResiduals:
         self._copies = [each.copy() for each in self._all_of()]
         self._find_basis = partial(reductions.bases.find, key)
         basis = self._find_basis()
-        self._launches, self._q = (0, None) if basis is None else (basis.launches, basis.q)
+        self._state = None if basis is None else basis.state()
 
     def restore(self) -> None:
         """Give residuals and basis the copied values; a flush may not be in flight."""
         basis = self._find_basis()
         if basis is not None:
-            basis.launches, basis.q = self._launches, self._q
+            basis.reset(self._state)
         for residual, copy in zip(self._all_of(), self._copies, strict=False):
             residual[...] = copy
 

@@ -7,15 +7,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ncclkv.optimizer as optimizer
 from ncclkv.errors import (
     KeyNotInitialized,
+    NotSupported,
     ShapeMismatch,
     UsageError,
 )
 from tests.conformance.capabilities import current_buffers
-from tests.conformance.expect import full, intact, probed, refused, same, total
+from tests.conformance.expect import check_words, full, intact, probed, refused, same, total
 from tests.conformance.stores import Stores
 
 MISUSES: dict[str, Callable[[Stores], None]] = {}
@@ -127,6 +129,26 @@ def inside_a_group(create: Stores) -> None:
     with refused(ready.kv, UsageError, "replay was called inside a group"), ready.kv.group():
         step.replay()
     ready.intact()
+
+
+@misuse
+def a_key_of_powersgd(create: Stores) -> None:
+    ready = Ready(create)
+    kv, matrix = ready.kv, full(1, (20, 30))
+    kv.set_gradient_compression({"type": "powersgd", "start_powerSGD_iter": 0}, keys=[7])
+    kv.init(7, matrix)
+    kv.push(7, matrix)
+    kv.wait()
+    with pytest.raises(NotSupported) as caught, kv.capture():
+        ready.pushpull()
+    words = "capture: key 7 is compressed by powersgd", "choose another type"
+    check_words(caught.value, *words, f"rank {kv.rank}")
+    assert caught.value.key == 7
+    kv.set_gradient_compression(None, keys=[7])
+    kv.push(7, matrix)
+    ready.pushpull()
+    ready.step().replay()
+    same(ready.outs[1], 10 * total(kv))
 
 
 # Arrays

@@ -34,11 +34,6 @@ TWO_BIT = TYPES[1]
 """Any type that keeps residuals."""
 
 
-def types_of(create: Stores) -> list[dict[str, Any]]:
-    """Return the types that stores of an opener take: GPUs have no powersgd."""
-    return TYPES[:-1] if create.name == "nccl" else TYPES
-
-
 def prepared(kv: Any, parameters: dict[str, Any] | None, shapes: Any = SHAPES) -> Any:
     """Set the codec of all keys but "bias" and the optimizer; then add the keys."""
     kv.set_gradient_compression(parameters)
@@ -149,7 +144,7 @@ def goes_on(create: Stores, parameters: dict[str, Any], shapes: Any, arrays: int
 
 @case(needs="safetensors")
 def a_compressed_run_continues_bit_for_bit(create: Stores) -> None:
-    for parameters in types_of(create):
+    for parameters in TYPES:
         goes_on(create, parameters, SHAPES)
 
 
@@ -158,7 +153,7 @@ def long_keys_continue_bit_for_bit(create: Stores) -> None:
     goes_on(create, TWO_BIT, LONG)
 
 
-@case(needs="safetensors", in_host_memory=True)
+@case(needs="safetensors")
 def a_basis_of_another_type_is_dropped(create: Stores) -> None:
     parameters = {"type": "powersgd", "start_powerSGD_iter": 0, "use_error_feedback": False}
     with TemporaryDirectory() as directory, new_store(create) as kv:
@@ -204,7 +199,7 @@ def goes_on_in_other_buckets(create: Stores, parameters: dict[str, Any]) -> None
 
 @case(needs="safetensors")
 def several_arrays_of_a_key_keep_their_residuals(create: Stores) -> None:
-    for parameters in types_of(create):
+    for parameters in TYPES:
         goes_on(create, parameters, SHAPES, arrays=3)
 
 

@@ -12,6 +12,7 @@ from ncclkv.kernels.device.launch import launch
 from ncclkv.kernels.device.sources import COPY, UPDATE
 from tests.nccl import gpu
 from tests.nccl.coding_cases import CodeCases, HalfCases, LargestCases
+from tests.nccl.factoring_cases import FactoringCases
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.gpu import need_gpu
 from tests.nccl.kernel_cases import (
@@ -125,6 +126,10 @@ class TestCodes(CodeCases):
 
 
 class TestLargest(LargestCases):
+    pass
+
+
+class TestFactoring(FactoringCases):
     pass
 
 

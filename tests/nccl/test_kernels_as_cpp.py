@@ -25,6 +25,7 @@ from ncclkv.kernels.device.kernel_args import (
 )
 from ncclkv.kernels.device.sources import COMBINE, COPY, UPDATE
 from tests.nccl.coding_cases import CodeCases, HalfCases, LargestCases
+from tests.nccl.factoring_cases import FactoringCases
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.kernel_cases import (
     STEP,
@@ -125,6 +126,10 @@ class TestCodes(CodeCases):
 
 
 class TestLargest(LargestCases):
+    pass
+
+
+class TestFactoring(FactoringCases):
     pass
 
 

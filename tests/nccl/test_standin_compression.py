@@ -15,9 +15,8 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.engine.saturation import FIRST
-from ncclkv.errors import NotSupported
-from tests.conformance.capabilities import use_buffers
-from tests.conformance.expect import full, refused, same
+from tests.conformance.capabilities import current_buffers, use_buffers
+from tests.conformance.expect import full, same
 from tests.harness.context import context_of
 from tests.nccl.standin import Worker, run_on_standin
 from tests.nccl.standin.buffers import StandInBuffers
@@ -35,24 +34,6 @@ def with_store(body: Callable[[Worker, Any], object], **options: Any) -> Callabl
             body(worker, create(**options))
 
     return run
-
-
-@pytest.mark.parametrize(
-    ("scope", "words"),
-    [
-        ("rank", "powersgd is not in this version for stores in the memory of GPUs; use 1bit"),
-        ("node", "powersgd with scope='node' is not in this version for stores in the memory"),
-    ],
-)
-def test_what_gpus_lack_is_refused_by_name(scope: str, words: str) -> None:
-    def body(worker: Worker, kv: Any) -> None:
-        kv.init("w", full(0))
-        with refused(kv, NotSupported, words, "fp16, bf16", "or create('dist_sync')"):
-            kv.set_gradient_compression({"type": "powersgd", "scope": scope})
-        kv.push("w", full(1))
-        same(kv.pull("w"), 2)
-
-    run_on_standin(2, with_store(body), lazy=True)
 
 
 def refuse() -> None:
@@ -102,6 +83,72 @@ def test_ranks_send_codes_alone(size: int) -> None:
         assert counts == expected
 
     run_on_standin(size, with_store(body, bucket_bytes=0))
+
+
+WIDTH, HEIGHT, BIAS = 300, 200, 60
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_send_narrow_matrices_alone(size: int) -> None:
+    """Check the messages of a launch: those of P and the bias together, and those of Q."""
+
+    def body(worker: Worker, kv: Any) -> None:
+        kv.set_gradient_compression({"type": "powersgd", "rank": 2, "start_powerSGD_iter": 0})
+        shapes = (HEIGHT, WIDTH), (BIAS,)
+        kv.init(["w", "b"], [np.zeros(shape, np.float32) for shape in shapes])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(context_of(kv).comm, "synchronize", refuse)
+            for _ in range(2):
+                with worker.calls() as lines:
+                    kv.push(["w", "b"], [full(1, shape) for shape in shapes])
+        messages = [line for line in lines if line.startswith("send(")]
+        assert all("dtype=float32" in line for line in messages)
+        counts = [int(line.split("count=")[1].split(",")[0]) for line in messages]
+        each = [2 * HEIGHT + BIAS, 2 * WIDTH]
+        assert counts == [count for count in each for _ in range(size - 1)]
+        assert kv.explain_plan().count("encoded by powersgd: 'w'") == 1
+        np.testing.assert_allclose(current_buffers().get(kv.pull("w")), size, rtol=1e-5)
+
+    run_on_standin(size, with_store(body, bucket_bytes=1 << 20))
+
+
+def test_a_skipped_launch_leaves_matrices_as_they_were() -> None:
+    """Check that NaN reaches neither residual nor Q, though the host does not wait for the flag."""
+
+    def body(worker: Worker, kv: Any) -> None:
+        kv.set_gradient_compression({"type": "powersgd", "start_powerSGD_iter": 0})
+        kv.init("w", np.zeros((40, 30), np.float32))
+        rng = np.random.default_rng(worker.rank)
+        given = [rng.standard_normal((40, 30)).astype(np.float32) for _ in range(2)]
+        kv.push("w", given[0])
+        kv.wait()
+        reductions, get = context_of(kv).engine.reductions, current_buffers().get
+        kept = [*reductions.residuals.all_of("w"), reductions.bases.of(kv.spec("w")).q]
+        before = [get(each).tobytes() for each in kept]
+        given[1][3, 4] = np.nan
+        kv.push("w", given[1])
+        kv.wait()
+        assert [get(each).tobytes() for each in kept] == before
+
+    run_on_standin(2, with_store(body, nonfinite="skip_step"), lazy=True)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_first_q_is_copied_once_if_the_last_is_kept(warm: bool) -> None:
+    def body(worker: Worker, kv: Any) -> None:
+        parameters = {"type": "powersgd", "start_powerSGD_iter": 0, "warm_start": warm}
+        kv.set_gradient_compression(parameters)
+        kv.init("w", np.zeros((40, 30), np.float32))
+        copies = []
+        for _ in range(3):
+            with worker.calls() as lines:
+                kv.push("w", full(1, (40, 30)))
+            copies.append(sum(line.startswith("pack") and "the host's" in line for line in lines))
+        pushed = copies[-1] if warm else copies[-1] - 1
+        assert copies[1:] == [pushed + (not warm)] * 2, copies
+        assert copies[0] > copies[1]
+
+    run_on_standin(2, with_store(body))
 
 
 @pytest.fixture

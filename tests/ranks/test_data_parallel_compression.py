@@ -216,7 +216,8 @@ class Matrix(nn.Module):
 def take_over(kv: Any, state: Any) -> None:
     """Give a store the residual and the Q of DDP's hook, whose bucket has the matrix last."""
     reductions, spec = context_of(kv).engine.reductions, kv.spec("matrix")
-    reductions.bases.of(spec).q = state.q_memory_dict[0].view(30, 2).T.numpy().copy()
+    q = np.ascontiguousarray(state.q_memory_dict[0].view(30, 2).T.numpy())
+    reductions.bases.of(spec).restore(reductions.codec(spec), q)
     reductions.residuals.of(spec)[...] = state.error_dict[0].numpy()[-spec.size :]
 
 

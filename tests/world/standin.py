@@ -21,9 +21,6 @@ from tests.world.arrays import Array
 from tests.world.play import play
 from tests.world.player import Player, Store
 
-_ON_HOSTS = ("topk", "powersgd")
-"""Types of compression that stores on GPUs do not have."""
-
 
 def play_on_standin(program: plan.Program, *, broken: bool = False) -> None:
     """Run a program on this rank, whose stores are on a device of the stand-in.
@@ -35,14 +32,10 @@ def play_on_standin(program: plan.Program, *, broken: bool = False) -> None:
         Whether calls of the ranks may differ: NCCL hangs then, and the stand-in is silent.
     """
     steps = tuple(step for step in program.steps if not _is_counted(program, step))
-    stores = tuple(
-        replace(store, compression=None) if store.compression in _ON_HOSTS else store
-        for store in program.stores
-    )
     faults = {rank: Faults(hangs=broken) for rank in range(program.size)}
     with worker_of_thread(faults=faults, drawn=True) as worker:
         play(
-            replace(program, steps=steps, stores=stores),
+            replace(program, steps=steps),
             lambda *parts: StandInPlayer(worker, *parts),
         )
 

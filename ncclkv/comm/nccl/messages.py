@@ -88,6 +88,10 @@ class StreamWire(Wire):
     def fold(self, parts: Sequence[Buffer], total: Buffer, op: str) -> None:
         self._kernels.reduce(parts, total, op)
 
+    def published(self, array: Buffer) -> Buffer:
+        """Return the array: its messages are before later kernels in the order of the stream."""
+        return array
+
     def copy(self, data: Buffer, into: Buffer) -> None:
         """Copy between arrays of this rank, unless they are the same memory."""
         if data.size and address(data) != address(into):

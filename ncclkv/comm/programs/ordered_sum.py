@@ -6,18 +6,36 @@ each rank adds its slice, and then all ranks read these slices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from ncclkv.comm.programs.decoded import SHORT_BYTES
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices
-from ncclkv.comm.types import Buffer
-from ncclkv.comm.wire import Range, Wire, read_of
+from ncclkv.comm.types import ALIGNMENT, Buffer
+from ncclkv.comm.wire import Range, Wire, read_by, read_of
 
 UNIT = 16
 """Slices begin at multiples of so many elements."""
+
+CHUNK_BYTES = 64 * 1024 * 1024
+"""Longer arrays are summed chunk by chunk: a GPU needs memory for the slices of all ranks."""
+
+
+def sums_of_chunks(
+    array: Buffer, size: int, senders: frozenset[int]
+) -> Iterator[tuple[Buffer, OrderedSum]]:
+    """Yield the chunks of an array of any length, each with its sum."""
+    count = CHUNK_BYTES // array.itemsize
+    for lo in range(0, array.size, count):
+        chunk = array[lo : lo + count]
+        yield chunk, OrderedSum(chunk.size, chunk.itemsize, size, senders)
+
+
+def scratch_of_sums(nbytes: int, size: int) -> int:
+    """Return the most bytes that a rank reads of other ranks at once, in sums of up to `nbytes`."""
+    return max(SHORT_BYTES, min(nbytes, CHUNK_BYTES) // size + UNIT * ALIGNMENT) * size
 
 
 @dataclass(frozen=True)
@@ -46,7 +64,7 @@ class OrderedSum:
         Other ranks may read the array until the next read of the program has returned, or until
         the program has ended: then it may be written again.
         """
-        own = array.copy() if self._is_short else array
+        own = wire.published(array) if self._is_short else array
         owned = self._slices
         parts = yield from wire.read(own, self._sent)
         mine = array[slice(*owned[wire.rank])]
@@ -76,6 +94,10 @@ class OrderedSum:
         """Return the elements of an owner's slice that a reader reads: all of them."""
         lo, hi = self._slices[owner]
         return 0, hi - lo
+
+    def read(self, rank: int) -> int:
+        """Return the most bytes that a rank reads of other ranks at once, without a place."""
+        return read_by(rank, self.size, self._sent, self.itemsize)
 
     def sent(self, rank: int) -> int:
         """Return the bytes that other ranks read of a rank."""

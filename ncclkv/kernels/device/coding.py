@@ -17,6 +17,7 @@ from ncclkv.arrays.dtypes import dtype_name
 from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.device.copies import Arrays, DeviceArray, plan_copies
 from ncclkv.kernels.device.encoding import Code, Encoding, Rounding
+from ncclkv.kernels.device.factoring import Factoring, Factors, Shape, scratch_doubles
 from ncclkv.kernels.device.kernel_args import THREADS
 from ncclkv.kernels.device.largest import Adding, Share, Taking
 from ncclkv.kernels.device.launch import Launch
@@ -156,6 +157,21 @@ class DeviceCoding:
     def adding(self, codec: Share, entries: Bounds, first: int) -> Adding:
         """Return a function that adds what a sender sent; as of `Coding.adding`."""
         return Adding(self._launch, codec, entries, first)
+
+    def factoring(
+        self,
+        codec: object,
+        factors: Sequence[Factors],
+        senders: int,
+        average: bool,
+        scratch: DeviceArray,
+    ) -> Factoring:
+        """Return the arithmetic of the matrices of a launch; as of `Coding.factoring`."""
+        return Factoring(self._launch, factors, senders, average, scratch)
+
+    def factoring_scratch(self, shapes: Sequence[Shape]) -> DeviceArray:
+        """Return memory for the launches of matrices; as of `Coding.factoring_scratch`."""
+        return zeros(scratch_doubles(shapes), np.dtype(np.float64))
 
     def clear(self, padding: Padding, start: int, out: DeviceArray) -> None:
         """Set padding to 0 in `out`, the elements from `start` on, with one launch for 128 gaps."""

@@ -252,6 +252,87 @@ ADDS = np.dtype(
 )
 """Argument of ``top_add``."""
 
+FACTOR_PIECES = 64
+"""Maximum number of matrices of a launch of the kernels that make products of narrow ones."""
+
+_OF_MATRICES = (("first", np.uint32, (FACTOR_PIECES + 1,)), ("count", np.uint32))
+
+DIRECTION_ELEMENTS = 2048
+"""Maximum number of elements of each row that one block makes orthonormal."""
+
+DIRECTIONS = np.dtype(
+    [
+        ("source", ADDRESS, (FACTOR_PIECES,)),
+        ("spare", ADDRESS, (FACTOR_PIECES,)),
+        ("out", ADDRESS, (FACTOR_PIECES,)),
+        ("length", np.uint64, (FACTOR_PIECES,)),
+        ("work", np.uint64, (FACTOR_PIECES,)),
+        ("partial", np.uint64, (FACTOR_PIECES,)),
+        ("scratch", ADDRESS),
+        ("skip", ADDRESS),
+        ("step", np.uint32),
+        ("rank", np.uint32, (FACTOR_PIECES,)),
+        *_OF_MATRICES,
+    ],
+    align=True,
+)
+"""Argument of ``orthonormalise``."""
+
+TILE_ROWS, TILE_COLUMNS = 64, 512
+"""Maximum rows and columns of the part of a matrix that one block multiplies."""
+
+TILES = np.dtype(
+    [
+        ("matrix", ADDRESS, (FACTOR_PIECES,)),
+        ("residual", ADDRESS, (FACTOR_PIECES,)),
+        ("narrow", ADDRESS, (FACTOR_PIECES,)),
+        ("rows", np.uint64, (FACTOR_PIECES,)),
+        ("columns", np.uint64, (FACTOR_PIECES,)),
+        ("partial", np.uint64, (FACTOR_PIECES,)),
+        ("scratch", ADDRESS),
+        ("skip", ADDRESS),
+        ("rank", np.uint32, (FACTOR_PIECES,)),
+        *_OF_MATRICES,
+    ],
+    align=True,
+)
+"""Argument of ``project`` and ``project_back``."""
+
+ADDED_TOGETHER = 32
+"""Number of elements of which one block adds the products of tiles."""
+
+TILE_SUMS = np.dtype(
+    [
+        ("out", ADDRESS, (FACTOR_PIECES,)),
+        ("size", np.uint64, (FACTOR_PIECES,)),
+        ("tiles", np.uint64, (FACTOR_PIECES,)),
+        ("partial", np.uint64, (FACTOR_PIECES,)),
+        ("scratch", ADDRESS),
+        ("skip", ADDRESS),
+        *_OF_MATRICES,
+    ],
+    align=True,
+)
+"""Argument of ``add_tiles``."""
+
+PRODUCTS = np.dtype(
+    [
+        ("matrix", ADDRESS, (FACTOR_PIECES,)),
+        ("residual", ADDRESS, (FACTOR_PIECES,)),
+        ("left", ADDRESS, (FACTOR_PIECES,)),
+        ("right", ADDRESS, (FACTOR_PIECES,)),
+        ("rows", np.uint64, (FACTOR_PIECES,)),
+        ("columns", np.uint64, (FACTOR_PIECES,)),
+        ("skip", ADDRESS),
+        ("senders", np.float32),
+        ("average", np.uint32),
+        ("rank", np.uint32, (FACTOR_PIECES,)),
+        *_OF_MATRICES,
+    ],
+    align=True,
+)
+"""Argument of ``multiply``."""
+
 
 def new(dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an argument of zeros: a 0-dimensional array, which CuPy passes by value."""

@@ -15,6 +15,7 @@ from ncclkv.arrays.dtype_table import BY_NAME, TABLE, DTypeInfo
 from ncclkv.kernels import programs
 from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.host import checksum
+from ncclkv.kernels.host.low_rank import LEAST_SHARE
 from ncclkv.kernels.host.measure import BLOCK, LANES
 
 FOLDER = Path(__file__).parent / "cuda"
@@ -311,6 +312,45 @@ TOP_ADD = KernelSource(
 )
 """Kernel that adds the largest gradients of a sender."""
 
+_OF_MATRICES = {
+    "THREADS": str(kernel_args.THREADS),
+    "MAX_PIECES": str(kernel_args.FACTOR_PIECES),
+}
+
+ORTHONORMALISE = KernelSource(
+    "orthonormalise",
+    "",
+    kernel_args.DIRECTIONS,
+    {
+        "PER_BLOCK": str(kernel_args.DIRECTION_ELEMENTS),
+        "LEAST_SHARE": repr(LEAST_SHARE),
+        **_OF_MATRICES,
+    },
+)
+"""Kernel that makes rows orthonormal, one row in each launch."""
+
+_TILES = {
+    "TILE_ROWS": str(kernel_args.TILE_ROWS),
+    "TILE_COLUMNS": str(kernel_args.TILE_COLUMNS),
+    **_OF_MATRICES,
+}
+
+PROJECT, PROJECT_BACK = (
+    KernelSource(name, "", kernel_args.TILES, _TILES) for name in ("project", "project_back")
+)
+"""Kernels that multiply each tile of a matrix by a part of Q or P."""
+
+ADD_TILES = KernelSource(
+    "add_tiles",
+    "",
+    kernel_args.TILE_SUMS,
+    {"PER_BLOCK": str(kernel_args.ADDED_TOGETHER), **_OF_MATRICES},
+)
+"""Kernel that adds the products of tiles."""
+
+MULTIPLY = KernelSource("multiply", "", kernel_args.PRODUCTS, _TILES)
+"""Kernel that sets matrices to products of narrow ones."""
+
 SOURCES = (
     COPY,
     *COMBINE.values(),
@@ -331,5 +371,10 @@ SOURCES = (
     TOP_BEFORE,
     TOP_TAKE,
     TOP_ADD,
+    ORTHONORMALISE,
+    PROJECT,
+    PROJECT_BACK,
+    ADD_TILES,
+    MULTIPLY,
 )
 """All kernels."""

@@ -11,7 +11,9 @@ import numpy as np
 from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.coding import Encode, HostCoding, Taking
 from ncclkv.compress.entries import Bounds, Padding
+from ncclkv.compress.factoring import Factoring, Factors, HostFactoring
 from ncclkv.compress.half import Half
+from ncclkv.compress.powersgd import PowerSGD
 from ncclkv.compress.topk import TopK
 from tests.nccl.standin.streams import RecordingStreams
 
@@ -118,6 +120,19 @@ class StandInCoding:
 
         return run
 
+    def factoring(
+        self,
+        codec: PowerSGD,
+        factors: Sequence[Factors],
+        senders: int,
+        average: bool,
+        scratch: Any,
+    ) -> Factoring:
+        return StandInFactoring(self, codec, factors, senders, average, scratch)
+
+    def factoring_scratch(self, shapes: Sequence[tuple[int, int, int]]) -> Any:
+        return self.streams.allocate(len(shapes))
+
     def clear(self, padding: Padding, start: int, out: Any) -> None:
         def run(out: Any) -> None:
             padding.clear(start, out)
@@ -179,3 +194,47 @@ class StandInEncoding:
 
     def root_mean_square(self) -> float:
         return float(self._host[-1])
+
+
+class StandInFactoring:
+    """The arithmetic of matrices; each part writes scratch memory, too, which other sums share."""
+
+    def __init__(
+        self,
+        coding: StandInCoding,
+        codec: PowerSGD,
+        factors: Sequence[Factors],
+        senders: int,
+        average: bool,
+        scratch: Any,
+    ) -> None:
+        self._coding, self._factors, self._scratch = coding, factors, scratch
+        self._made = codec, senders, average
+
+    def project(self, skip: Any) -> None:
+        self._run("project", skip, ["residual", "spare"], ["matrix", "start", "p"])
+
+    def project_back(self, skip: Any) -> None:
+        self._run("project_back", skip, ["matrix", "p"], ["direction", "q"])
+
+    def finish(self, skip: Any) -> None:
+        self._run("finish", skip, ["direction", "q"], ["matrix", "residual", "start"])
+
+    def _run(self, part: str, skip: Any, reads: Sequence[str], writes: Sequence[str]) -> None:
+        """Queue a part, which gets arrays by the names of their fields."""
+        places = [
+            [(index, name) for index, each in enumerate(self._factors) for name in names
+             if getattr(each, name) is not None]
+            for names in (reads, writes)
+        ]  # fmt: skip
+        read, written = ([getattr(self._factors[i], name) for i, name in each] for each in places)
+        (codec, senders, average), count = self._made, len(self._factors)
+
+        def run(*views: Any) -> None:
+            given = [dict.fromkeys(Factors._fields) for _ in range(count)]
+            for (index, name), view in zip([*places[0], *places[1]], views[:-1], strict=True):
+                given[index][name] = view
+            some = [Factors(**each) for each in given]  # type: ignore[arg-type]
+            getattr(HostFactoring(codec, some, senders, average), part)(None)
+
+        self._coding.unless(skip, f"powersgd's {part} of", read, [*written, self._scratch], run)

@@ -20,18 +20,18 @@ class Senders:
     """The matrices, residuals and common Q of some senders of a key."""
 
     def __init__(self, codec: PowerSGD, number: int, shape: tuple[int, int]) -> None:
-        self.codec, self.number, self.launches = codec, number, 0
+        self.codec, self.number = codec, number
         self.residuals = np.zeros((number, *shape), np.float32)
         (rank, rows), _ = codec.narrow_shapes(shape)
         self.p, self.q = np.empty((rank, rows), np.float32), codec.basis("key", shape)
+        self.spare = self.q.copy()
 
     def push(self, gradients: np.ndarray, average: bool = False) -> np.ndarray:
         """Return the sum that every sender has; all have the same bits."""
         codec, matrices = self.codec, gradients.astype(np.float32)
         ps, qs = [], []
-        basis = self.q
+        codec.renew(self.q, self.spare)
         for matrix, residual in zip(matrices, self.residuals, strict=True):
-            self.q = basis.copy()
             codec.project(matrix, residual, self.q, self.p)
             ps.append(self.p.copy())
         total = np.add.reduce(ps)
@@ -43,8 +43,6 @@ class Senders:
         for matrix, residual in zip(matrices, self.residuals, strict=True):
             codec.finish(matrix, self.p, self.q, residual, self.number, average)
         assert len({matrix.tobytes() for matrix in matrices}) == 1
-        self.launches += 1
-        codec.renew(self.q, "key", self.residuals.shape[1:], self.launches)
         return matrices[0]
 
 

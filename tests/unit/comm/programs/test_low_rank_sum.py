@@ -10,13 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
+from ncclkv.comm.programs import ordered_sum
 from ncclkv.comm.programs.decoded import SHORT_BYTES, decoded
-from ncclkv.comm.programs.low_rank_sum import Exchange, Factors, LowRankSum
-from ncclkv.comm.programs.ordered_sum import UNIT, OrderedSum
+from ncclkv.comm.programs.low_rank_sum import Copies, Exchange, LowRankSum, Products
+from ncclkv.comm.programs.ordered_sum import (
+    UNIT,
+    OrderedSum,
+    scratch_of_sums,
+    sums_of_chunks,
+)
 from ncclkv.comm.types import Buffer
 from ncclkv.comm.wire import Limits
 from ncclkv.compress.basis import Basis
+from ncclkv.compress.factoring import Factors, HostFactoring
 from ncclkv.compress.powersgd import PowerSGD
+from ncclkv.kernels.host import HostKernels
 from tests.harness.extent import examples
 from tests.unit.comm.memory_wire import MappedWire, MemoryWire, Network, run, run_mapped
 
@@ -49,6 +57,32 @@ def test_all_ranks_get_the_sum_in_their_order(count: int, size: int) -> None:
         assert [network.sent.get(rank, 0) for rank in range(size)] == [*map(made.sent, range(size))]
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_long_arrays_are_summed_chunk_by_chunk(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered_sum, "CHUNK_BYTES", 4 * (2 * LONG + 100))
+    rng, network, senders = np.random.default_rng(size), Network(size), frozenset(range(size))
+    arrays = [rng.standard_normal(5 * LONG).astype(np.float32) for _ in range(size)]
+    expected = added(arrays, senders)
+    made = [[*sums_of_chunks(array, size, senders)] for array in arrays]
+    assert [chunk.size for chunk, _ in made[0]] == [2 * LONG + 100, 2 * LONG + 100, LONG - 200]
+    for chunks in zip(*made, strict=True):
+        wires = [MemoryWire(network, rank, LIMITS) for rank in range(size)]
+        run(
+            wires,
+            [each.steps(wire, chunk) for wire, (chunk, each) in zip(wires, chunks, strict=True)],
+        )
+    assert {array.tobytes() for array in arrays} == {expected.tobytes()}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 61])
+@pytest.mark.parametrize("count", [*COUNTS, 10_000_001])
+def test_the_scratch_of_sums_is_a_bound(count: int, size: int) -> None:
+    nbytes, senders = scratch_of_sums(4 * count, size), frozenset(range(size))
+    for shorter in range(count, 0, -max(1, count // 7)):
+        made = OrderedSum(shorter, 4, size, senders)
+        assert max(map(made.read, range(size))) <= nbytes
+
+
 SHAPE, SHORT = (2000, 20), 30
 CODEC = PowerSGD(matrix_approximation_rank=3, start_powerSGD_iter=0)
 
@@ -63,19 +97,26 @@ class Rank:
         self.short = self.gradients[elements : elements + SHORT]
         self.whole = self.gradients[elements + SHORT :]
         self.residual = np.zeros(SHAPE, np.float32)
-        self.basis = Basis("w", SHAPE)
+        self.basis = Basis("w", SHAPE, HostKernels())
+        self.basis.allocate(CODEC)
         self.receive = np.full_like(self.gradients, -7)
         tall, wide = CODEC.narrow_shapes(SHAPE)
         self.first = np.zeros(tall[0] * tall[1] + SHORT, np.float32)
+        self.direction = np.zeros(tall, np.float32)
         self.second = np.zeros(wide, np.float32)
 
-    def exchange(self) -> Exchange:
-        tall = CODEC.narrow_shapes(SHAPE)[0]
-        p = self.first[:-SHORT].reshape(tall)
-        factors = Factors(self.matrix, self.residual, self.basis, p, self.second)
-        short = [(self.short, self.first[-SHORT:])]
+    def exchange(self, senders: int, sends: bool, divides: bool) -> Exchange:
+        basis, residual = self.basis, self.residual if sends else None
+        p, place = self.first[:-SHORT].reshape(self.direction.shape), self.first[-SHORT:]
+        factors = Factors(
+            self.matrix, residual, basis.q, basis.spare, p, self.direction, self.second
+        )
+        factoring = HostFactoring(CODEC, [factors], senders, divides)
+        copies = [Copies(HostKernels(), *each) for each in (([self.short], [place]),
+                                                            ([place], [self.short]))]  # fmt: skip
         second = self.second.reshape(-1)
-        return Exchange([self.basis], [self.whole], short, [factors], self.first, second)
+        products = Products([basis], factoring, copies[0], copies[1], [], self.first, second)
+        return Exchange([basis], [self.whole], products)
 
 
 def product(ranks: list[Rank], senders: frozenset[int]) -> Buffer:
@@ -100,12 +141,16 @@ def check_sums(
     ]
     parts = decoded(count, 1, to, size, None)
     before = [rank.matrix.copy() for rank in ranks]
+    exchanges = [
+        rank.exchange(len(senders), index in senders, divides) for index, rank in enumerate(ranks)
+    ]
     programs = [
         LowRankSum(
-            CODEC, rank.exchange, rank.gradients, rank.receive, size, senders, parts, divides
+            CODEC, partial(Exchange, *exchange), rank.gradients, rank.receive, size, senders,
+            parts, divides,
         )
-        for rank in ranks
-    ]
+        for rank, exchange in zip(ranks, exchanges, strict=True)
+    ]  # fmt: skip
     network, reads = Network(size), dict[int, dict[int, Buffer]]()
     wires = [MappedWire(network, rank, reads) for rank in range(size)]
     ranges: list[list[tuple[int, int]]] = [[] for _ in ranks]
@@ -127,7 +172,7 @@ def check_sums(
         assert (rank.receive[hi:] == -7).all()
         assert ranges[index] == ([(lo, hi)] if lo < hi else [])
         assert rank.basis.launches == 1
-        assert rank.basis.q is not None
+        assert rank.basis.has_sum
         found.add(rank.basis.q.tobytes())
         owed = before[index] - expected * divisor / len(senders) if index in senders else 0
         np.testing.assert_allclose(rank.residual, owed, rtol=0, atol=1e-3)
@@ -170,7 +215,6 @@ def test_an_update_may_write_where_a_whole_sum_is(size: int, seed: int) -> None:
     arrays = [rng.standard_normal(COUNTS[-1]).astype(np.float32) for _ in range(size)]
     senders, found = frozenset(range(size)), [np.empty_like(array) for array in arrays]
     expected = added(arrays, senders)
-    nothing: Buffer = np.empty(0, np.float32)
 
     def apply(rank: int, lo: int, hi: int) -> None:
         found[rank][...] = arrays[rank]
@@ -178,7 +222,7 @@ def test_an_update_may_write_where_a_whole_sum_is(size: int, seed: int) -> None:
 
     network, reads, steps = Network(size), dict[int, dict[int, Buffer]](), []
     for rank, array in enumerate(arrays):
-        exchange = Exchange([], [array], [], [], nothing, nothing)
+        exchange = Exchange([], [array])
         parts = decoded(array.size, 1, EVERYONE, size, None)
         sums = LowRankSum(CODEC, lambda exchange=exchange: exchange, array, array, size, senders,
                           parts, divides=False)  # fmt: skip
