@@ -818,7 +818,8 @@ are ints, such as 3; use one kind
         Raises
         ------
         NotSupported
-            When the store is in host memory, or ``NCCL_COMM_BLOCKING=0`` is set.
+            When the store is in host memory, ``NCCL_COMM_BLOCKING=0`` is set, or a key is
+            compressed by powersgd.
         UsageError
             When the updater is a function, keys have no slot yet, or the step has not been made
             before; for NumPy arrays and other arrays that a graph cannot hold; for all other verbs.

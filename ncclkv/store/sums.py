@@ -63,9 +63,10 @@ class SavedResiduals:
     """
 
     def __init__(self, kv: KVStore, key: Key) -> None:
+        self._kernels = kv._context.comm.kernels
         reductions = kv._context.engine.reductions
         self._all_of = partial(reductions.residuals.all_of, key)
-        self._copies = [each.copy() for each in self._all_of()]
+        self._copies = [self._kernels.copy(each) for each in self._all_of()]
         self._find_basis = partial(reductions.bases.find, key)
         basis = self._find_basis()
         self._state = None if basis is None else basis.state()
@@ -76,7 +77,7 @@ class SavedResiduals:
         if basis is not None:
             basis.reset(self._state)
         for residual, copy in zip(self._all_of(), self._copies, strict=False):
-            residual[...] = copy
+            self._kernels.pack(copy, residual)
 
 
 def by_bucket(kv: KVStore, keys: Iterable[KeyT]) -> list[list[KeyT]]:

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.engine.saturation import FIRST
+from ncclkv.store.sums import SavedResiduals
 from tests.conformance.capabilities import current_buffers, use_buffers
 from tests.conformance.expect import full, same
 from tests.harness.context import context_of
@@ -131,6 +132,31 @@ def test_a_skipped_launch_leaves_matrices_as_they_were() -> None:
         assert [get(each).tobytes() for each in kept] == before
 
     run_on_standin(2, with_store(body, nonfinite="skip_step"), lazy=True)
+
+
+def test_a_launch_that_is_dropped_leaves_matrices_as_they_were() -> None:
+    """Check what a torch module restores of a parameter that a pass has not used."""
+
+    def body(worker: Worker, kv: Any) -> None:
+        kv.set_gradient_compression({"type": "powersgd", "start_powerSGD_iter": 0})
+        kv.init("w", np.zeros((40, 30), np.float32))
+        kv.push("w", full(1, (40, 30)))
+        kv.wait()
+        basis = context_of(kv).engine.reductions.bases.of(kv.spec("w"))
+        get, sums, states = current_buffers().get, [], []
+        for step in range(4):
+            rng = np.random.default_rng([step // 2, worker.rank])
+            saved = SavedResiduals(kv, "w")
+            kv.push("w", rng.standard_normal((40, 30)).astype(np.float32))
+            sums.append(get(kv.pull("w")).tobytes())
+            kv.wait()
+            states.append((basis.launches, get(basis.q).tobytes()))
+            if step % 2 == 0:
+                saved.restore()
+        assert sums[0] == sums[1] != sums[2] == sums[3]
+        assert states[0] == states[1] != states[2] == states[3]
+
+    run_on_standin(2, with_store(body), lazy=True)
 
 
 @pytest.mark.parametrize("warm", [False, True])
