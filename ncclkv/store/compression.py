@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ncclkv.comm.base import Communicator
 from ncclkv.compress.base import Codec
 from ncclkv.compress.parameters import complete_parameters
 from ncclkv.compress.registry import codec_of
 from ncclkv.engine.codec_rules import CodecRule
-from ncclkv.engine.reductions import FORMS, by_node
+from ncclkv.engine.reductions import FORMS, Reductions, by_node
 from ncclkv.errors import DTypeMismatch, NotSupported
+from ncclkv.kernels.host import HostKernels
 from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component
 from ncclkv.store.keys import key_list, one_key
@@ -56,7 +56,7 @@ class Compression(Component):
         if parameters is not None:
             made = complete_parameters(parameters)
             codec = codec_of(made)
-            _check_codec(codec, self._comm)
+            _check_codec(codec, self._engine.reductions)
         rule = CodecRule(names, codec)
         for spec in self._engine.layout.registry:
             check_named(rule, spec)
@@ -93,7 +93,7 @@ def check_named(rule: CodecRule | None, spec: KeySpec) -> None:
     )
 
 
-def _check_codec(codec: Codec, comm: Communicator) -> None:
+def _check_codec(codec: Codec, reductions: Reductions) -> None:
     """Refuse a codec that this store cannot use.
 
     Raises
@@ -105,6 +105,13 @@ def _check_codec(codec: Codec, comm: Communicator) -> None:
         raise NotSupported(
             f"{_VERB}: {codec.name} with scope='node' is not in this version; use "
             f"{', '.join(names)}, or scope='rank'"
+        )
+    comm = reductions.comm
+    if reductions.each_array_sends and not isinstance(comm.kernels, HostKernels):
+        raise NotSupported(
+            f"{_VERB}: a store of one process compresses each array by itself, which is not in "
+            f"this version in the memory of a GPU; use create('local'), or create('nccl') with one "
+            f"rank"
         )
     if comm.size > codec.most_senders:
         raise NotSupported(
