@@ -76,10 +76,10 @@ class Kernels(Protocol):
         """Return a new array with undefined elements."""
 
     def left(self) -> int | None:
-        """Return the number of bytes left for new arrays; None if unknown."""
+        """Return the count of bytes left for new arrays; None if unknown."""
 
     def fill(self, array: Array, value: float) -> None:
-        """Set every element of `array` to a number."""
+        """Set every element of `array` to a scalar."""
 
     def copy(self, array: Array) -> Array:
         """Return a contiguous copy of `array` in the same kind of memory."""
@@ -118,10 +118,10 @@ class Kernels(Protocol):
         """
 
     def divide(self, array: Array, count: int) -> None:
-        """Divide the flat sum of `count` arrays by their number, in place; integers toward zero."""
+        """Divide the flat sum of `count` arrays by the count, in place; integers toward zero."""
 
     def find_nonfinite(self, array: Array, flag: Array) -> None:
-        """Set ``flag[0]``, an int32, to 1 if a number of `array` is NaN or infinite.
+        """Set ``flag[0]``, an int32, to 1 if an element of `array` is NaN or infinite.
 
         Otherwise leave the flag unchanged: one flag serves several arrays, and `fill` clears it.
         Integers and bools are finite.

@@ -73,7 +73,7 @@ class HostKernels:
         """Return None: the free memory of a node is shared by its ranks."""
 
     def fill(self, array: Array, value: float) -> None:
-        """Set every element of `array` to a number."""
+        """Set every element of `array` to a scalar."""
         array.fill(value)
 
     def copy(self, array: Array) -> Array:

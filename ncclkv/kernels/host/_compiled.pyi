@@ -5,7 +5,7 @@ has not.  They do nothing if an array is not C-contiguous, or, for arithmetic, i
 for the arrays' dtypes, or for another byte order than the machine's; NumPy then does the work.
 Arrays may lie at any address.
 
-All raise TypeError for a wrong number or kind of arguments.  They raise ValueError for arrays of
+All raise TypeError for a wrong count or kind of arguments.  They raise ValueError for arrays of
 different lengths, and for a read-only array that would be written.
 """
 
@@ -23,7 +23,7 @@ def total(parts: Sequence[Array], out: Array, average: bool, stream: bool, /) ->
         may be of float32; bfloat16 is given as uint16, with the same bits.
     out : ndarray
     average : bool
-        Divide the sum by the number of parts.
+        Divide the sum by the count of parts.
     stream : bool
         Write with non-temporal stores.
     """
@@ -89,7 +89,7 @@ def encode(
     Returns
     -------
     int
-        The number of residuals beyond the codec's bound; -1: nothing was done, because C does not
+        The count of residuals beyond the codec's bound; -1: nothing was done, because C does not
         have the codec, or not for such arrays.
     """
 
@@ -128,11 +128,11 @@ def take_largest(gradients: Array, residual: Array, payload: Array, /) -> bool:
 def add_largest(payload: Array, sums: Array, /) -> bool:
     """Add a payload to `sums`, of float32; parameters as of ``largest.add_largest``.
 
-    Raises ValueError for an index that `sums` does not have; numbers before it are added.
+    Raises ValueError for an index that `sums` does not have; values before it are added.
     """
 
-def orthonormalise(rows: Array, number: int, /) -> bool:
-    """Make rows orthonormal, as ``low_rank.orthonormalise``; `number` is the number of rows.
+def orthonormalise(rows: Array, row_count: int, /) -> bool:
+    """Make rows orthonormal, as ``low_rank.orthonormalise``; they are `row_count` rows.
 
     Raises MemoryError, before any row is written, and ValueError for rows of unequal lengths.
     """
@@ -149,14 +149,14 @@ def multiply(
 ) -> bool:
     """Set `matrix` and `residual` from a product; parameters as of ``low_rank.multiply``.
 
-    `rank` is the number of rows of `left` and of `right`.  Raises ValueError for arrays whose
+    `rank` is the count of rows of `left` and of `right`.  Raises ValueError for arrays whose
     lengths do not fit each other.
     """
 
 def short_sum(
     table: bytes,
     rank: int,
-    number: int,
+    index: int,
     previous: int,
     digest: int,
     first: int,
@@ -176,14 +176,14 @@ def short_sum(
         The addresses are not checked; each copy must be as long as `send`.
     rank : int
         Index of this rank in the table.
-    number : int
-        Number of the collective on this node, from 1: `CollectiveSlot.number`.
+    index : int
+        Index of the collective on this node, from 1: `CollectiveSlot.index`.
     previous : int
-        Number of the collective that had the staging memory before; 0 if there was none.
+        Index of the collective that had the staging memory before; 0 if there was none.
     digest, first, second : int
         Words of this rank's header.
     polls : int
-        Number of polls of the other ranks' flags, with a yield of the processor between two polls.
+        Count of polls of the other ranks' flags, with a yield of the processor between two polls.
     send, receive : ndarray, shape (n,)
         Both float32 or both float64.
     average : bool
@@ -195,11 +195,11 @@ def short_sum(
         entered, and another rank has not, or has another header; COMPLETE: `receive` has the sum.
     """
 
-def append_call(page: memoryview, number: int, text: int, term: int, digest: int, /) -> int:
+def append_call(page: memoryview, index: int, text: int, term: int, digest: int, /) -> int:
     """Append a call to a page, as ``ncclkv.comm.diagnosis.call_ring.append_call``.
 
-    Raises ValueError for a page that is too short or not aligned to 8 bytes, and for a number below
-    1.
+    Raises ValueError for a page that is too short or not aligned to 8 bytes, and for an index
+    below 1.
     """
 
 def set_clock(nanoseconds: int | None, /) -> None:

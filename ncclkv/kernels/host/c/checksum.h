@@ -39,9 +39,9 @@ static uint64_t sum_block(const char *bytes, size_t count)
 
 static uint64_t sum_bytes(const char *bytes, size_t count, size_t block)
 {
-    uint64_t sum = 0, number = 0;
+    uint64_t sum = 0, index = 0;
 
     for (; count > block; bytes += block, count -= block)
-        sum += sum_block(bytes, block) * ((2 * number++ + 1) * FACTOR);
-    return count == 0 ? sum : sum + sum_block(bytes, count) * ((2 * number + 1) * FACTOR);
+        sum += sum_block(bytes, block) * ((2 * index++ + 1) * FACTOR);
+    return count == 0 ? sum : sum + sum_block(bytes, count) * ((2 * index + 1) * FACTOR);
 }

@@ -5,11 +5,11 @@
 #include "counts.h"
 
 /* Read an argument that is a float; an error is set where it returns -1. */
-static int read_float(PyObject *object, float *number)
+static int read_float(PyObject *object, float *value)
 {
     const double found = PyFloat_AsDouble(object);
 
-    *number = (float)found;
+    *value = (float)found;
     return found == -1.0 && PyErr_Occurred() ? -1 : 0;
 }
 
@@ -18,7 +18,7 @@ static int is_flat(const Py_buffer *array, char format)
     return format_of(array) == format && PyBuffer_IsContiguous(array, 'C');
 }
 
-/* The number of residuals beyond the bound; -1: left to NumPy; -2: an error. */
+/* The count of residuals beyond the bound; -1: left to NumPy; -2: an error. */
 static Py_ssize_t encode_of(const struct codec *codec, const Py_buffer *arrays, float threshold)
 {
     const size_t count = (size_t)arrays[0].len / sizeof(float);
@@ -60,7 +60,7 @@ static PyObject *encode(PyObject *module, PyObject *const *args, Py_ssize_t give
 }
 
 /* Sum arrays[2 ...], payloads, into arrays[1] by the table in arrays[0]. */
-static int count_levels_of(const Py_buffer *arrays, Py_ssize_t number)
+static int count_levels_of(const Py_buffer *arrays, Py_ssize_t payload_count)
 {
     const size_t count = (size_t)arrays[1].len / sizeof(uint16_t);
     const size_t row = 256 * sizeof(uint64_t), words = (size_t)arrays[0].len / row;
@@ -68,21 +68,21 @@ static int count_levels_of(const Py_buffer *arrays, Py_ssize_t number)
 
     if (!is_flat(&arrays[0], 'H') || !is_flat(&arrays[1], 'H'))
         return 0;
-    for (Py_ssize_t i = 0; i < number; i++)
+    for (Py_ssize_t i = 0; i < payload_count; i++)
         if (!is_flat(&arrays[2 + i], 'B'))
             return 0;
     if ((words != 1 && words != 2) || (size_t)arrays[0].len != words * row) {
         PyErr_Format(PyExc_ValueError, "a table of %zd bytes", arrays[0].len);
         return -1;
     }
-    for (Py_ssize_t i = 0; i < number; i++)
+    for (Py_ssize_t i = 0; i < payload_count; i++)
         if ((size_t)arrays[2 + i].len * 4 * words < count) {
             PyErr_Format(PyExc_ValueError, "a payload of %zd bytes, for %zu elements",
                          arrays[2 + i].len, count);
             return -1;
         }
     state = release_lock(arrays[1].len);
-    sum_payloads(arrays[1].buf, arrays + 2, (size_t)number, arrays[0].buf, words, count);
+    sum_payloads(arrays[1].buf, arrays + 2, (size_t)payload_count, arrays[0].buf, words, count);
     restore_lock(state);
     return 1;
 }
@@ -91,7 +91,7 @@ static PyObject *count_levels(PyObject *module, PyObject *const *args, Py_ssize_
 {
     struct views views = {0};
     PyObject *payloads;
-    Py_ssize_t number;
+    Py_ssize_t payload_count;
     int done = -1;
 
     (void)module;
@@ -100,15 +100,15 @@ static PyObject *count_levels(PyObject *module, PyObject *const *args, Py_ssize_
     payloads = PySequence_Tuple(args[1]);
     if (payloads == NULL)
         return NULL;
-    number = PyTuple_GET_SIZE(payloads);
-    views.all = PyMem_New(Py_buffer, (size_t)number + 2);
-    if (number == 0)
+    payload_count = PyTuple_GET_SIZE(payloads);
+    views.all = PyMem_New(Py_buffer, (size_t)payload_count + 2);
+    if (payload_count == 0)
         PyErr_SetString(PyExc_ValueError, "there are no payloads to sum");
     else if (views.all == NULL)
         PyErr_NoMemory();
     else if (view(&views, args[0], READ_NUMBERS) == 0 && view(&views, args[2], WRITE_NUMBERS) == 0 &&
              view_all(&views, payloads, READ_NUMBERS) == 0)
-        done = count_levels_of(views.all, number);
+        done = count_levels_of(views.all, payload_count);
     Py_DECREF(payloads);
     payloads = outcome_of(&views, done);
     PyMem_Free(views.all);

@@ -45,7 +45,7 @@ typedef double double_any __attribute__((aligned(1), may_alias));
 #define NAME(x) x##_double
 #include "elements.h"
 
-/* Maximum number of states of a weight. */
+/* Maximum count of states of a weight. */
 #define MAX_STATES 4
 
 typedef void update_function(void *weights, const void *gradients, void *const *states,
@@ -58,7 +58,7 @@ typedef void measure_function(const void *weights, const void *gradients, void *
 
 #include "narrow.h"
 
-/* A program for one number of states.  The last three members are 0 without norms. */
+/* A program for one count of states.  The last three members are 0 without norms. */
 struct program {
     const char *name;
     int states, scalars;
@@ -90,7 +90,7 @@ struct program {
 
 #include "arguments.h"
 
-/* Maximum number of ranks in a short sum. */
+/* Maximum count of ranks in a short sum. */
 #define MAX_RANKS 64
 
 /* Sum arrays[1 ...] of 16-bit floats into arrays[0], which is of their type or of float32. */
@@ -137,7 +137,7 @@ static PyObject *total(PyObject *module, PyObject *const *args, Py_ssize_t given
 {
     struct views views = {0};
     PyObject *parts;
-    Py_ssize_t number;
+    Py_ssize_t part_count;
     int average, stream, done = -1;
 
     (void)module;
@@ -148,16 +148,16 @@ static PyObject *total(PyObject *module, PyObject *const *args, Py_ssize_t given
     parts = PySequence_Tuple(args[0]);
     if (parts == NULL)
         return NULL;
-    number = PyTuple_GET_SIZE(parts);
-    views.all = PyMem_New(Py_buffer, (size_t)number + 1);
-    if (number == 0)
+    part_count = PyTuple_GET_SIZE(parts);
+    views.all = PyMem_New(Py_buffer, (size_t)part_count + 1);
+    if (part_count == 0)
         PyErr_SetString(PyExc_ValueError, "there are no parts to sum");
     else if (views.all == NULL)
         PyErr_NoMemory();
     else if (view(&views, args[1], WRITE_NUMBERS) == 0 && view_all(&views, parts, READ_NUMBERS) == 0)
         done = narrow_of(&views.all[1]) == NULL
-                   ? real_total_of(views.all, number, average, stream)
-                   : narrow_total_of(views.all, number, average, stream);
+                   ? real_total_of(views.all, part_count, average, stream)
+                   : narrow_total_of(views.all, part_count, average, stream);
     Py_DECREF(parts);
     parts = outcome_of(&views, done);
     PyMem_Free(views.all);
@@ -235,10 +235,10 @@ static PyObject *cast(PyObject *module, PyObject *const *args, Py_ssize_t given)
 }
 
 /* Read an argument that is an integer of 64 bits; an error is set where it returns -1. */
-static int read_integer(PyObject *object, long long *number)
+static int read_integer(PyObject *object, long long *value)
 {
-    *number = PyLong_AsLongLong(object);
-    return *number == -1 && PyErr_Occurred() ? -1 : 0;
+    *value = PyLong_AsLongLong(object);
+    return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
 static PyObject *checksum(PyObject *module, PyObject *const *args, Py_ssize_t given)
@@ -267,7 +267,7 @@ static PyObject *checksum(PyObject *module, PyObject *const *args, Py_ssize_t gi
 #include "compressed.h"
 
 /* Sum the copies of all ranks into `receive`, and publish that this rank is done. */
-static void sum_copies(const struct rank_memory *ranks, size_t number, size_t rank,
+static void sum_copies(const struct rank_memory *ranks, size_t size, size_t rank,
                        struct slot slot, const Py_buffer *receive, int average)
 {
     Py_buffer parts[MAX_RANKS];
@@ -275,22 +275,22 @@ static void sum_copies(const struct rank_memory *ranks, size_t number, size_t ra
 
     const struct narrow *narrow = narrow_of(receive);
 
-    for (size_t i = 0; i < number; i++)
+    for (size_t i = 0; i < size; i++)
         parts[i].buf = ranks[i].copy;
     if (narrow != NULL)
-        total_narrow(narrow, parts, number, receive->buf, 0, count, average, 0);
+        total_narrow(narrow, parts, size, receive->buf, 0, count, average, 0);
     else if (real_of(receive) == 'f')
-        total_float(parts, number, receive->buf, count, average, 0);
+        total_float(parts, size, receive->buf, count, average, 0);
     else
-        total_double(parts, number, receive->buf, count, average, 0);
+        total_double(parts, size, receive->buf, count, average, 0);
     publish(&ranks[rank], slot.flag, slot.done);
 }
 
 /* Check that the arguments of a short sum fit each other. */
-static int check_sum(const Py_buffer *arrays, size_t number, long long rank)
+static int check_sum(const Py_buffer *arrays, size_t size, long long rank)
 {
-    if (number > MAX_RANKS || rank < 0 || (size_t)rank >= number) {
-        PyErr_Format(PyExc_ValueError, "rank %lld of %zu, where %d are the most", rank, number,
+    if (size > MAX_RANKS || rank < 0 || (size_t)rank >= size) {
+        PyErr_Format(PyExc_ValueError, "rank %lld of %zu, where %d are the most", rank, size,
                      MAX_RANKS);
         return -1;
     }
@@ -305,7 +305,7 @@ static int check_sum(const Py_buffer *arrays, size_t number, long long rank)
 
 static PyObject *short_sum(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    PyObject *const *rest = args + 2 + COLLECTIVE_NUMBERS;
+    PyObject *const *rest = args + 2 + COLLECTIVE_INTEGERS;
     Py_buffer all[3];
     struct views views = {all, 0};
     struct collective call;
@@ -313,20 +313,20 @@ static PyObject *short_sum(PyObject *module, PyObject *const *args, Py_ssize_t g
     int average, outcome = -1;
 
     (void)module;
-    if (check_count("short_sum", given, 5 + COLLECTIVE_NUMBERS) < 0 ||
+    if (check_count("short_sum", given, 5 + COLLECTIVE_INTEGERS) < 0 ||
         read_integer(args[1], &rank) < 0 || (average = PyObject_IsTrue(rest[2])) < 0)
         return NULL;
-    for (size_t i = 0; i < COLLECTIVE_NUMBERS; i++)
+    for (size_t i = 0; i < COLLECTIVE_INTEGERS; i++)
         if (read_integer(args[2 + i], (long long *)&call + i) < 0)
             return NULL;
     if (view(&views, rest[0], READ_NUMBERS) == 0 && view(&views, rest[1], WRITE_NUMBERS) == 0 &&
         view(&views, args[0], PyBUF_SIMPLE) == 0) {
         const struct rank_memory *ranks = all[2].buf;
-        const size_t number = (size_t)all[2].len / sizeof(struct rank_memory);
-        if (check_sum(all, number, rank) == 0)
-            outcome = (int)enter(ranks, number, (size_t)rank, &call, &all[0]);
+        const size_t size = (size_t)all[2].len / sizeof(struct rank_memory);
+        if (check_sum(all, size, rank) == 0)
+            outcome = (int)enter(ranks, size, (size_t)rank, &call, &all[0]);
         if (outcome == COMPLETE)
-            sum_copies(ranks, number, (size_t)rank, slot_of(call.number), &all[1], average);
+            sum_copies(ranks, size, (size_t)rank, slot_of(call.index), &all[1], average);
     }
     release(&views);
     return outcome < 0 ? NULL : PyLong_FromLong(outcome);
@@ -334,7 +334,7 @@ static PyObject *short_sum(PyObject *module, PyObject *const *args, Py_ssize_t g
 
 static PyObject *append_call(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    long long numbers[4];
+    long long integers[4];
     unsigned long long digest;
     Py_buffer page;
 
@@ -342,10 +342,10 @@ static PyObject *append_call(PyObject *module, PyObject *const *args, Py_ssize_t
     if (check_count("append_call", given, 5) < 0)
         return NULL;
     for (int i = 0; i < 4; i++)
-        if (read_integer(args[1 + i], &numbers[i]) < 0)
+        if (read_integer(args[1 + i], &integers[i]) < 0)
             return NULL;
-    if (numbers[0] < 1)
-        return PyErr_Format(PyExc_ValueError, "a call of number %lld", numbers[0]);
+    if (integers[0] < 1)
+        return PyErr_Format(PyExc_ValueError, "a call of index %lld", integers[0]);
     if (PyObject_GetBuffer(args[0], &page, PyBUF_WRITABLE) < 0)
         return NULL;
     if (page.len < (Py_ssize_t)sizeof(struct calls) || (uintptr_t)page.buf % sizeof(int64_t) != 0) {
@@ -353,9 +353,9 @@ static PyObject *append_call(PyObject *module, PyObject *const *args, Py_ssize_t
         PyErr_SetString(PyExc_ValueError, "a page that is too short, or at an odd address");
         return NULL;
     }
-    append(page.buf, numbers[0], numbers[1]);
+    append(page.buf, integers[0], integers[1]);
     PyBuffer_Release(&page);
-    digest = (unsigned long long)numbers[3] * DIGEST_FACTOR + (unsigned long long)numbers[2];
+    digest = (unsigned long long)integers[3] * DIGEST_FACTOR + (unsigned long long)integers[2];
     return PyLong_FromUnsignedLongLong(digest & DIGEST_MASK);
 }
 

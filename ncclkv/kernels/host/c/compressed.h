@@ -107,17 +107,17 @@ static PyObject *take_largest(PyObject *module, PyObject *const *args, Py_ssize_
 /* Add the payload, arrays[0], to the sums, arrays[1]. */
 static int add_largest_of(const Py_buffer *arrays)
 {
-    const size_t number = (size_t)arrays[0].len / 8, count = (size_t)arrays[1].len / sizeof(float);
+    const size_t taken = (size_t)arrays[0].len / 8, count = (size_t)arrays[1].len / sizeof(float);
     PyThreadState *state;
     int64_t wrong;
 
     if (!is_flat(&arrays[0], 'B') || real_of(&arrays[1]) != 'f')
         return 0;
-    if (check_length(&arrays[0], (Py_ssize_t)(8 * number), "a payload") < 0)
+    if (check_length(&arrays[0], (Py_ssize_t)(8 * taken), "a payload") < 0)
         return -1;
     state = release_lock(arrays[0].len);
     wrong = add_at(arrays[1].buf, arrays[0].buf,
-                   (const float_any *)((const char *)arrays[0].buf + 4 * number), number, count);
+                   (const float_any *)((const char *)arrays[0].buf + 4 * taken), taken, count);
     restore_lock(state);
     if (wrong < 0)
         return 1;
@@ -141,7 +141,7 @@ static PyObject *add_largest(PyObject *module, PyObject *const *args, Py_ssize_t
 }
 
 /* Make arrays[0], rows one behind another, orthonormal. */
-static int orthonormalise_of(const Py_buffer *arrays, long long number)
+static int orthonormalise_of(const Py_buffer *arrays, long long row_count)
 {
     const size_t count = (size_t)arrays[0].len / sizeof(float);
     PyThreadState *state;
@@ -149,12 +149,12 @@ static int orthonormalise_of(const Py_buffer *arrays, long long number)
 
     if (real_of(&arrays[0]) != 'f')
         return 0;
-    if (number < 1 || count % (size_t)number != 0) {
-        PyErr_Format(PyExc_ValueError, "%lld rows of %zu elements", number, count);
+    if (row_count < 1 || count % (size_t)row_count != 0) {
+        PyErr_Format(PyExc_ValueError, "%lld rows of %zu elements", row_count, count);
         return -1;
     }
     state = release_lock(arrays[0].len);
-    done = orthonormalise_all(arrays[0].buf, (size_t)number, count / (size_t)number);
+    done = orthonormalise_all(arrays[0].buf, (size_t)row_count, count / (size_t)row_count);
     restore_lock(state);
     if (done < 0)
         PyErr_NoMemory();
@@ -165,26 +165,26 @@ static PyObject *orthonormalise(PyObject *module, PyObject *const *args, Py_ssiz
 {
     Py_buffer all[1];
     struct views views = {all, 0};
-    long long number;
+    long long row_count;
     int done = -1;
 
     (void)module;
-    if (check_count("orthonormalise", given, 2) < 0 || read_integer(args[1], &number) < 0)
+    if (check_count("orthonormalise", given, 2) < 0 || read_integer(args[1], &row_count) < 0)
         return NULL;
     if (view(&views, args[0], WRITE_NUMBERS) == 0)
-        done = orthonormalise_of(all, number);
+        done = orthonormalise_of(all, row_count);
     return outcome_of(&views, done);
 }
 
 /* Set arrays[2], and arrays[3] if there are 4, from arrays[0] and arrays[1]. */
-static int multiply_of(const Py_buffer *arrays, Py_ssize_t number, long long rank, float senders,
-                       int average)
+static int multiply_of(const Py_buffer *arrays, Py_ssize_t array_count, long long rank,
+                       float senders, int average)
 {
     const size_t left = (size_t)arrays[0].len / sizeof(float);
     const size_t right = (size_t)arrays[1].len / sizeof(float);
     PyThreadState *state;
 
-    for (Py_ssize_t i = 0; i < number; i++)
+    for (Py_ssize_t i = 0; i < array_count; i++)
         if (real_of(&arrays[i]) != 'f')
             return 0;
     if (rank < 1 || left % (size_t)rank != 0 || right % (size_t)rank != 0) {
@@ -192,14 +192,15 @@ static int multiply_of(const Py_buffer *arrays, Py_ssize_t number, long long ran
                      right, rank);
         return -1;
     }
-    for (Py_ssize_t i = 2; i < number; i++)
+    for (Py_ssize_t i = 2; i < array_count; i++)
         if (check_length(&arrays[i],
                          (Py_ssize_t)(left / (size_t)rank * (right / (size_t)rank) * sizeof(float)),
                          i == 2 ? "a product" : "residuals") < 0)
             return -1;
     state = release_lock(arrays[2].len);
-    multiply_all(arrays[2].buf, number == 4 ? arrays[3].buf : NULL, arrays[0].buf, arrays[1].buf,
-                 (size_t)rank, left / (size_t)rank, right / (size_t)rank, senders, average);
+    multiply_all(arrays[2].buf, array_count == 4 ? arrays[3].buf : NULL, arrays[0].buf,
+                 arrays[1].buf, (size_t)rank, left / (size_t)rank, right / (size_t)rank, senders,
+                 average);
     restore_lock(state);
     return 1;
 }

@@ -1,11 +1,11 @@
-/* Sums of codes: numbers of 16 bits without a sign, and their packed form. */
+/* Sums of codes: integers of 16 bits without a sign, and their packed form. */
 
 typedef uint16_t count_any __attribute__((aligned(1), may_alias));
 
 /* Bytes of a tile, each of 4 or 8 codes: its sums stay in the first-level cache. */
 enum { COUNT_TILE = 512 };
 
-/* Set, or add to, the sums of the codes of some bytes.  `levels` has for each byte one number for
+/* Set, or add to, the sums of the codes of some bytes.  `levels` has for each byte one level for
    each of its codes, 4 in a word of 64 bits: such a word is added at once, because no sum has more
    than 16 bits. */
 INLINE void add_levels(uint64_t *restrict sums, const uint8_t *restrict bytes,
@@ -17,7 +17,7 @@ INLINE void add_levels(uint64_t *restrict sums, const uint8_t *restrict bytes,
                 levels[bytes[j] * words + k] + (first ? 0 : sums[j * words + k]);
 }
 
-/* Both numbers of words as constants: the inner loop is unrolled. */
+/* Both counts of words as constants: the inner loop is unrolled. */
 static void add_payload(uint64_t *sums, const uint8_t *bytes, const word_any *levels, size_t words,
                         size_t count, int first)
 {
@@ -27,7 +27,7 @@ static void add_payload(uint64_t *sums, const uint8_t *bytes, const word_any *le
         add_levels(sums, bytes, levels, 2, count, first);
 }
 
-static void sum_payloads(count_any *counts, const Py_buffer *payloads, size_t number,
+static void sum_payloads(count_any *counts, const Py_buffer *payloads, size_t payload_count,
                          const word_any *levels, size_t words, size_t count)
 {
     uint64_t sums[2 * COUNT_TILE];
@@ -36,7 +36,7 @@ static void sum_payloads(count_any *counts, const Py_buffer *payloads, size_t nu
     for (size_t from = 0; from < count; from += longest) {
         const size_t length = count - from < longest ? count - from : longest;
         const size_t bytes = (length + per_byte - 1) / per_byte;
-        for (size_t i = 0; i < number; i++)
+        for (size_t i = 0; i < payload_count; i++)
             add_payload(sums, (const uint8_t *)payloads[i].buf + from / per_byte, levels, words,
                         bytes, i == 0);
         memcpy(counts + from, sums, length * sizeof(uint16_t));

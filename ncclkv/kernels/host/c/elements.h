@@ -38,35 +38,36 @@ CLONES static void NAME(divide)(REAL *tile, REAL divisor, size_t count)
 }
 
 /* tile = the sum of elements [from, from + count) of parts, in their order. */
-static void NAME(sum)(REAL *tile, const Py_buffer *parts, size_t number, size_t from, size_t count)
+static void NAME(sum)(REAL *tile, const Py_buffer *parts, size_t part_count, size_t from,
+                      size_t count)
 {
     const ANY *first = (const ANY *)parts[0].buf + from;
     size_t part = 2;
 
-    if (number == 1) {
+    if (part_count == 1) {
         memcpy(tile, first, count * sizeof(REAL));
         return;
     }
     NAME(begin)(tile, first, (const ANY *)parts[1].buf + from, count);
-    for (; part + 1 < number; part += 2)
+    for (; part + 1 < part_count; part += 2)
         NAME(add_two)(tile, (const ANY *)parts[part].buf + from,
                       (const ANY *)parts[part + 1].buf + from, count);
-    if (part < number)
+    if (part < part_count)
         NAME(add)(tile, (const ANY *)parts[part].buf + from, count);
 }
 
-/* out = the sum of parts, or that divided by their number. */
-static void NAME(total)(const Py_buffer *parts, size_t number, char *out, size_t count, int average,
-                        int stream)
+/* out = the sum of parts, or that divided by their count. */
+static void NAME(total)(const Py_buffer *parts, size_t part_count, char *out, size_t count,
+                        int average, int stream)
 {
     REAL tile[TILE_BYTES / sizeof(REAL)];
     const size_t longest = TILE_BYTES / sizeof(REAL);
 
     for (size_t from = 0; from < count; from += longest) {
         size_t length = count - from < longest ? count - from : longest;
-        NAME(sum)(tile, parts, number, from, length);
+        NAME(sum)(tile, parts, part_count, from, length);
         if (average)
-            NAME(divide)(tile, (REAL)number, length);
+            NAME(divide)(tile, (REAL)part_count, length);
         /* Written last: out may be one of the parts. */
         move(out + from * sizeof(REAL), (const char *)tile, length * sizeof(REAL), stream);
     }

@@ -1,6 +1,6 @@
-/* The numbers of largest magnitude in an array, as in ncclkv/kernels/host/largest.py.
+/* The elements of largest magnitude in an array, as in ncclkv/kernels/host/largest.py.
 
-   One pass collects candidates: all numbers whose magnitude is at least a floor.  A sample gives
+   One pass collects candidates: all elements whose magnitude is at least a floor.  A sample gives
    the first floor.  If the room for candidates is full, only the largest are kept, and the floor rises
    above them.  So the candidates have the largest in any case, unless the first floor was too high:
    then they are fewer than wanted, and a second pass begins without a floor.
@@ -73,7 +73,7 @@ static void keep_wanted(struct candidates *found)
         found->all[kept++] = found->all[i];
     }
     found->count = kept;
-    /* Later numbers of equal size come behind these. */
+    /* Later elements of equal size come behind these. */
     found->floor = least + 1;
 }
 
@@ -134,26 +134,26 @@ static void scan(struct candidates *found, float_any *residual, const float_any 
     }
 }
 
-/* A floor that a few more numbers than wanted reach, by a sample; 0 if the sample is too small.
+/* A floor that a few more elements than wanted reach, by a sample; 0 if the sample is too small.
    The distance of the elements varies: a matrix's columns may have as many elements as the stride. */
 static uint32_t sample_floor(struct candidate *all, const float_any *residual,
                              const float_any *gradients, size_t count, size_t wanted)
 {
     const size_t most = count / SAMPLED_OF;
-    const size_t number = most < MOST_SAMPLED ? most : MOST_SAMPLED;
-    const size_t stride = number == 0 ? 1 : count / number;
-    const double expected = (double)wanted * (double)number / (double)count;
+    const size_t sampled = most < MOST_SAMPLED ? most : MOST_SAMPLED;
+    const size_t stride = sampled == 0 ? 1 : count / sampled;
+    const double expected = (double)wanted * (double)sampled / (double)count;
     /* Four standard deviations more. */
     const size_t rank = (size_t)(expected + 4 * sqrt(expected) + 4);
     size_t ties;
 
-    if (number < LEAST_SAMPLED || rank >= number)
+    if (sampled < LEAST_SAMPLED || rank >= sampled)
         return 0;
-    for (size_t i = 0; i < number; i++) {
+    for (size_t i = 0; i < sampled; i++) {
         const size_t at = i * stride + (uint32_t)(i * 2654435761u) % stride;
         all[i].size = size_of(residual[at] + gradients[at]);
     }
-    return size_of_rank(all, number, rank, &ties);
+    return size_of_rank(all, sampled, rank, &ties);
 }
 
 /* Add gradients to residuals, and move the `wanted` largest sums with their indices, in ascending
@@ -185,11 +185,11 @@ static int take_all(float_any *residual, const float_any *gradients, index_any *
     return 0;
 }
 
-/* Add numbers at indices to an array; return an index that the array does not have, or -1. */
+/* Add values at indices to an array; return an index that the array does not have, or -1. */
 static int64_t add_at(float_any *sums, const index_any *indices, const float_any *values,
-                      size_t number, size_t count)
+                      size_t taken, size_t count)
 {
-    for (size_t i = 0; i < number; i++) {
+    for (size_t i = 0; i < taken; i++) {
         const int32_t index = indices[i];
         if (index < 0 || (size_t)index >= count)
             return (int64_t)(uint32_t)index;

@@ -49,25 +49,25 @@ static void normalise_row(double *row, double before, size_t count)
 }
 
 /* Make rows orthonormal by Gram and Schmidt's method.  Returns -1 without memory. */
-static int orthonormalise_all(float_any *rows, size_t number, size_t count)
+static int orthonormalise_all(float_any *rows, size_t row_count, size_t count)
 {
-    double *work = PyMem_RawMalloc(number * (count + 1) * sizeof(double));
+    double *work = PyMem_RawMalloc(row_count * (count + 1) * sizeof(double));
     double *norms;
 
     if (work == NULL)
         return -1;
-    norms = work + number * count;
-    for (size_t i = 0; i < number * count; i++)
+    norms = work + row_count * count;
+    for (size_t i = 0; i < row_count * count; i++)
         work[i] = rows[i];
-    for (size_t i = 0; i < number; i++)
+    for (size_t i = 0; i < row_count; i++)
         norms[i] = sqrt(dot_rows(work + i * count, work + i * count, count));
-    for (size_t i = 0; i < number; i++) {
+    for (size_t i = 0; i < row_count; i++) {
         double *row = work + i * count;
         normalise_row(row, norms[i], count);
-        for (size_t j = i + 1; j < number; j++)
+        for (size_t j = i + 1; j < row_count; j++)
             subtract_row(work + j * count, row, dot_rows(row, work + j * count, count), count);
     }
-    for (size_t i = 0; i < number * count; i++)
+    for (size_t i = 0; i < row_count * count; i++)
         rows[i] = (float)work[i];
     PyMem_RawFree(work);
     return 0;

@@ -1,5 +1,5 @@
 /* Sums of squares of one type by one program.  Included by update_real.h, if the program's header
-   defines NORMS: the number of sums.  MEASURED_STATES is the number of states that it updates.
+   defines NORMS: the count of sums.  MEASURED_STATES is the count of states that it updates.
 
    The order of the additions is that of kernels/host/measure.py. */
 

@@ -198,10 +198,10 @@ static void choose_conversions(void)
 #endif
 }
 
-/* out = the sum of parts, or that divided by their number: made in float32, and rounded once unless
+/* out = the sum of parts, or that divided by their count: made in float32, and rounded once unless
    out is `wide`, of float32. */
-static void total_narrow(const struct narrow *type, const Py_buffer *parts, size_t number, char *out,
-                         int wide, size_t count, int average, int stream)
+static void total_narrow(const struct narrow *type, const Py_buffer *parts, size_t part_count,
+                         char *out, int wide, size_t count, int average, int stream)
 {
     float sum[NARROW_TILE];
     uint16_any rounded[NARROW_TILE];
@@ -211,14 +211,14 @@ static void total_narrow(const struct narrow *type, const Py_buffer *parts, size
     for (size_t from = 0; from < count; from += NARROW_TILE) {
         const size_t length = count - from < NARROW_TILE ? count - from : NARROW_TILE;
         const uint16_any *first = (const uint16_any *)parts[0].buf + from;
-        if (number == 1)
+        if (part_count == 1)
             type->widen(sum, first, length);
         else
             type->begin(sum, first, (const uint16_any *)parts[1].buf + from, length);
-        for (size_t part = 2; part < number; part++)
+        for (size_t part = 2; part < part_count; part++)
             type->add(sum, (const uint16_any *)parts[part].buf + from, length);
         if (average)
-            divide_float(sum, (float)number, length);
+            divide_float(sum, (float)part_count, length);
         if (!wide)
             type->narrow(rounded, sum, length);
         /* Written last: out may be one of the parts. */
@@ -230,7 +230,7 @@ static void total_narrow(const struct narrow *type, const Py_buffer *parts, size
    and the weights become its rounding. */
 static void update_narrow(const struct narrow *type, update_function *function, uint16_any *weights,
                           const uint16_any *gradients, float_any *master, void *const *states,
-                          int number, const double *row, size_t count)
+                          int state_count, const double *row, size_t count)
 {
     float wide[NARROW_TILE], given[NARROW_TILE];
     void *at[MAX_STATES];
@@ -238,7 +238,7 @@ static void update_narrow(const struct narrow *type, update_function *function, 
     for (size_t from = 0; from < count; from += NARROW_TILE) {
         const size_t length = count - from < NARROW_TILE ? count - from : NARROW_TILE;
         float_any *updated = master == NULL ? wide : master + from;
-        for (int k = 0; k < number; k++)
+        for (int k = 0; k < state_count; k++)
             at[k] = (float_any *)states[k] + from;
         if (master == NULL)
             type->widen(wide, weights + from, length);
@@ -252,7 +252,7 @@ static void update_narrow(const struct narrow *type, update_function *function, 
    block of the sums, so that the additions are those of float32 weights. */
 static void measure_narrow(const struct narrow *type, measure_function *function,
                            const uint16_any *weights, const uint16_any *gradients,
-                           const float_any *master, void *const *states, int number,
+                           const float_any *master, void *const *states, int state_count,
                            const double *row, size_t count, double *sums)
 {
     float wide[MEASURED_BLOCK], given[MEASURED_BLOCK];
@@ -261,7 +261,7 @@ static void measure_narrow(const struct narrow *type, measure_function *function
     for (size_t from = 0; from < count; from += MEASURED_BLOCK) {
         const size_t length = count - from < MEASURED_BLOCK ? count - from : MEASURED_BLOCK;
         const float_any *measured = master == NULL ? wide : master + from;
-        for (int k = 0; k < number; k++)
+        for (int k = 0; k < state_count; k++)
             at[k] = (float_any *)states[k] + from;
         if (master == NULL)
             type->widen(wide, weights + from, length);

@@ -17,7 +17,7 @@ INLINE float magnitude(float x)
     return float_of(bits_of(x) & 0x7fffffff);
 }
 
-/* Add gradients to residuals, subtract what the codes send, and return the number of residuals that
+/* Add gradients to residuals, subtract what the codes send, and return the count of residuals that
    stay beyond the codec's bound. */
 typedef size_t quantise_function(float_any *restrict residual, const float_any *restrict gradients,
                                  uint8_t *restrict codes, float threshold, size_t count);

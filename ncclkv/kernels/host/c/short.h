@@ -16,13 +16,13 @@ struct rank_memory {
    its last phase, words of a header, and the index of the arrival time among them. */
 enum { RING = 1024, PHASES = 1 << 24, DONE = PHASES - 1, HEADER_WORDS = 10, ARRIVAL = 9 };
 
-/* A collective: its number, that of the collective which had the staging memory before or 0, the
+/* A collective: its index, that of the collective which had the staging memory before or 0, the
    words of its header, and how often the other ranks are polled. */
 struct collective {
-    long long number, previous, words[3], polls;
+    long long index, previous, words[3], polls;
 };
 
-enum { COLLECTIVE_NUMBERS = sizeof(struct collective) / sizeof(long long) };
+enum { COLLECTIVE_INTEGERS = sizeof(struct collective) / sizeof(long long) };
 
 /* The slot of a collective: indices of its flag and its header, and flag values of its phases. */
 struct slot {
@@ -30,9 +30,9 @@ struct slot {
     int64_t entered, done;
 };
 
-static struct slot slot_of(long long number)
+static struct slot slot_of(long long index)
 {
-    const long long flag = number % RING, base = number * PHASES;
+    const long long flag = index % RING, base = index * PHASES;
 
     return (struct slot){flag, flag * HEADER_WORDS, base + 1, base + DONE};
 }
@@ -45,19 +45,19 @@ static void publish(const struct rank_memory *rank, long long flag, int64_t valu
 }
 
 /* Return whether the flags of all ranks, except one of them, have reached a value. */
-static int all_reached(const struct rank_memory *ranks, size_t number, size_t except,
+static int all_reached(const struct rank_memory *ranks, size_t size, size_t except,
                        long long flag, int64_t value)
 {
-    for (size_t i = 0; i < number; i++)
+    for (size_t i = 0; i < size; i++)
         if (i != except && __atomic_load_n(&ranks[i].flags[flag], __ATOMIC_ACQUIRE) < value)
             return 0;
     return 1;
 }
 
-static int headers_match(const struct rank_memory *ranks, size_t number, long long header,
+static int headers_match(const struct rank_memory *ranks, size_t size, long long header,
                          const long long *words)
 {
-    for (size_t i = 0; i < number; i++)
+    for (size_t i = 0; i < size; i++)
         for (int k = 0; k < 3; k++)
             if (ranks[i].headers[header + k] != words[k])
                 return 0;
@@ -65,24 +65,24 @@ static int headers_match(const struct rank_memory *ranks, size_t number, long lo
 }
 
 /* Return whether no rank uses the slot, or this rank's staging memory, for an earlier collective. */
-static int is_free(const struct rank_memory *ranks, size_t number, const struct collective *call)
+static int is_free(const struct rank_memory *ranks, size_t size, const struct collective *call)
 {
-    const struct slot earlier = slot_of(call->number - RING), previous = slot_of(call->previous);
+    const struct slot earlier = slot_of(call->index - RING), previous = slot_of(call->previous);
 
-    if (call->number > RING && !all_reached(ranks, number, number, earlier.flag, earlier.done))
+    if (call->index > RING && !all_reached(ranks, size, size, earlier.flag, earlier.done))
         return 0;
-    return call->previous == 0 || all_reached(ranks, number, number, previous.flag, previous.done);
+    return call->previous == 0 || all_reached(ranks, size, size, previous.flag, previous.done);
 }
 
 /* Copy and publish, once, when no rank reads the old copy any more; then poll the others. */
-static enum outcome enter(const struct rank_memory *ranks, size_t number, size_t rank,
+static enum outcome enter(const struct rank_memory *ranks, size_t size, size_t rank,
                           const struct collective *call, const Py_buffer *send)
 {
-    const struct slot slot = slot_of(call->number);
+    const struct slot slot = slot_of(call->index);
     int64_t *header = ranks[rank].headers + slot.header;
 
     if (ranks[rank].flags[slot.flag] < slot.entered) {
-        if (!is_free(ranks, number, call))
+        if (!is_free(ranks, size, call))
             return NOT_BEGUN;
         memcpy(ranks[rank].copy, send->buf, (size_t)send->len);
         for (int k = 0; k < 3; k++)
@@ -90,12 +90,12 @@ static enum outcome enter(const struct rank_memory *ranks, size_t number, size_t
         header[ARRIVAL] = nanoseconds();
         publish(&ranks[rank], slot.flag, slot.entered);
     }
-    for (long long poll = 0; !all_reached(ranks, number, rank, slot.flag, slot.entered); poll++) {
+    for (long long poll = 0; !all_reached(ranks, size, rank, slot.flag, slot.entered); poll++) {
         if (poll == call->polls)
             return BEGUN;
         Py_BEGIN_ALLOW_THREADS
         sched_yield();
         Py_END_ALLOW_THREADS
     }
-    return headers_match(ranks, number, slot.header, call->words) ? COMPLETE : BEGUN;
+    return headers_match(ranks, size, slot.header, call->words) ? COMPLETE : BEGUN;
 }

@@ -1,8 +1,8 @@
 /* Sums of squares in float64, in the order of kernels/host/measure.py. */
 
-/* Number of elements whose sum is added to the sums before it. */
+/* Count of elements whose sum is added to the sums before it. */
 #define MEASURED_BLOCK 1024
-/* Number of partial sums of a block: element i is in partial sum i % LANES. */
+/* Count of partial sums of a block: element i is in partial sum i % LANES. */
 #define LANES 16
 
 static double sum_of_lanes(const double *lanes)

@@ -1,7 +1,7 @@
-/* Updates of arrays by one program.  Included once for each number of states, with
+/* Updates of arrays by one program.  Included once for each count of states, with
 
      PROGRAM  the name of its header in kernels/programs
-     STATES   the number of states of each weight
+     STATES   the count of states of each weight
 
    Both are undefined at the end. */
 

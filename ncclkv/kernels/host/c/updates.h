@@ -17,16 +17,16 @@ static const struct program *find_program(const char *name, Py_ssize_t states)
 static int check_bounds(const Py_buffer *bounds, const Py_buffer *weights)
 {
     const int64_t *bound = bounds->buf;
-    const Py_ssize_t number = bounds->len / (Py_ssize_t)sizeof(int64_t);
+    const Py_ssize_t bound_count = bounds->len / (Py_ssize_t)sizeof(int64_t);
     const Py_ssize_t count = weights->len / weights->itemsize;
     const char format = format_of(bounds);
 
     if ((format != 'l' && format != 'q') || bounds->itemsize != (Py_ssize_t)sizeof(int64_t) ||
-        number < 1 || bound[0] < 0 || bound[number - 1] > count) {
+        bound_count < 1 || bound[0] < 0 || bound[bound_count - 1] > count) {
         PyErr_Format(PyExc_ValueError, "bounds of segments that are not in %zd elements", count);
         return -1;
     }
-    for (Py_ssize_t i = 1; i < number; i++)
+    for (Py_ssize_t i = 1; i < bound_count; i++)
         if (bound[i - 1] > bound[i]) {
             PyErr_Format(PyExc_ValueError, "segment %zd ends before it begins", i - 1);
             return -1;
@@ -44,27 +44,27 @@ static int check_scalars(const Py_buffer *scalars, Py_ssize_t rows, int columns)
 }
 
 /* Check arrays of an update of 16-bit weights.  1: they fit; 0: left to NumPy; -1: an error. */
-static int check_narrow(const Py_buffer *arrays, int number)
+static int check_narrow(const Py_buffer *arrays, int array_count)
 {
     if (narrow_of(&arrays[1]) != narrow_of(&arrays[0]))
         return 0;
-    for (int i = 2; i < number; i++)
+    for (int i = 2; i < array_count; i++)
         if (real_of(&arrays[i]) != 'f')
             return 0;
     if (check_length(&arrays[1], arrays[0].len, "gradients") < 0)
         return -1;
-    for (int i = 2; i < number; i++)
+    for (int i = 2; i < array_count; i++)
         if (check_length(&arrays[i], 2 * arrays[0].len, "a state") < 0)
             return -1;
     return 1;
 }
 
 /* Check arrays of a program.  1: they fit; 0: left to NumPy; -1: an error. */
-static int check_arrays(const Py_buffer *arrays, int number, int has_master)
+static int check_arrays(const Py_buffer *arrays, int array_count, int has_master)
 {
     if (narrow_of(&arrays[0]) != NULL)
-        return check_narrow(arrays, number);
-    return has_master ? 0 : common_real(arrays, number, "gradients", "a state");
+        return check_narrow(arrays, array_count);
+    return has_master ? 0 : common_real(arrays, array_count, "gradients", "a state");
 }
 
 /* A pass of a program over segments of arrays: weights, gradients, states, and the master if the
@@ -74,7 +74,7 @@ struct pass {
     const Py_buffer *scalars, *bounds, *arrays;
     const struct narrow *narrow; /* NULL for weights of 32 and 64 bits */
     Py_ssize_t rows;
-    int number; /* of arrays */
+    int array_count;
 };
 
 /* Check the arrays that a call has viewed, scalars and bounds first.  1: they fit; 0: left to NumPy;
@@ -83,32 +83,32 @@ static int pass_of(struct pass *pass, const struct program *program, const struc
                    int has_master)
 {
     const Py_buffer *all = views->all;
-    const int number = 2 + program->states + has_master;
-    const int fit = check_arrays(all + 2, number, has_master);
+    const int array_count = 2 + program->states + has_master;
+    const int fit = check_arrays(all + 2, array_count, has_master);
 
     if (fit <= 0)
         return fit;
     *pass = (struct pass){program,           &all[0], &all[1], all + 2, narrow_of(all + 2),
-                          all[1].len / (Py_ssize_t)sizeof(int64_t) - 1, number};
+                          all[1].len / (Py_ssize_t)sizeof(int64_t) - 1, array_count};
     if (check_bounds(pass->bounds, pass->arrays) < 0)
         return -1;
     return check_scalars(pass->scalars, pass->rows, program->scalars) < 0 ? -1 : 1;
 }
 
-/* A part of a pass: the addresses of its first elements, its length, and its scalars. */
+/* A segment of a pass: the addresses of its first elements, its length, and its scalars. */
 struct segment {
     void *at[3 + MAX_STATES];
     size_t count;
     const double *row;
 };
 
-static struct segment segment_of(const struct pass *pass, Py_ssize_t number)
+static struct segment segment_of(const struct pass *pass, Py_ssize_t index)
 {
-    const int64_t *bound = (const int64_t *)pass->bounds->buf + number;
+    const int64_t *bound = (const int64_t *)pass->bounds->buf + index;
     struct segment segment = {{NULL}, (size_t)(bound[1] - bound[0]), pass->scalars->buf};
 
-    segment.row += number * pass->program->scalars;
-    for (int k = 0; k < pass->number; k++)
+    segment.row += index * pass->program->scalars;
+    for (int k = 0; k < pass->array_count; k++)
         segment.at[k] = (char *)pass->arrays[k].buf + bound[0] * pass->arrays[k].itemsize;
     return segment;
 }
@@ -157,9 +157,9 @@ static void measure_segments(const struct pass *pass, double *sums)
 static int view_pass(struct views *views, PyObject *const *args, PyObject *states,
                      PyObject *master, int kind)
 {
-    const int numbers = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
+    const int read = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
 
-    if (view(views, args[4], numbers) < 0 || view(views, args[5], numbers) < 0 ||
+    if (view(views, args[4], read) < 0 || view(views, args[5], read) < 0 ||
         view(views, args[1], kind) < 0 || view(views, args[2], READ_NUMBERS) < 0 ||
         view_all(views, states, WRITE_NUMBERS) < 0)
         return -1;

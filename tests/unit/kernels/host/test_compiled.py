@@ -281,7 +281,7 @@ PAGE = memoryview(bytearray(8 + 24 * CALLS))
 def test_calls_are_appended_to_pages_alone(page: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         compiled.append_call(page, 1, 0, 0, 0)
-    with pytest.raises(ValueError, match="a call of number 0"):
+    with pytest.raises(ValueError, match="a call of index 0"):
         compiled.append_call(PAGE, 0, 0, 0, 0)
     assert not any(PAGE)
 
