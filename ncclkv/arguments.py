@@ -102,7 +102,7 @@ def check_known(
 
 
 def check_count(what: str, given: Any, minimum: int = 0, instead: str = "") -> int:
-    """Return a whole number of at least `minimum` as an int.
+    """Return an integer of at least `minimum` as an int.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 The package takes them from here alone, as ``concurrency.monotonic()``, and no other module imports
 `time` or `threading`.  In an ordinary run the names are Python's own.  A world of
-`ncclkv.testing.Seeded` puts its own objects under these names while it runs, so that one number
+`ncclkv.testing.Seeded` puts its own objects under these names while it runs, so that one seed
 decides the turns of the ranks and the time.  So no module binds a name of this one.
 
 A rank gives its turn to another at a wait, at a `point`, and before and after a function under

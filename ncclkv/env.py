@@ -20,7 +20,7 @@ would leave the other ranks waiting.
                           program has handlers of its own
 ``NCCLKV_METRICS``        file to which rank 0 appends its metrics every ten seconds and at the end,
                           as JSON lines; other ranks and stores add a suffix to the name
-``NCCLKV_RESTART``        number of restarts of the job; set by ``ncclkv run`` for programs
+``NCCLKV_RESTART``        count of restarts of the job; set by ``ncclkv run`` for programs
 ``NCCLKV_RUN_SECRET``     set by ``ncclkv run`` for its own use
 ``NCCLKV_RUN_EVENTS``     set by ``ncclkv run`` for its own use
 ``NCCLKV_ALONE``          ``1``: a process may be alone though a launcher started several: stores
@@ -37,7 +37,7 @@ would leave the other ranks waiting.
 ``NCCLKV_KERNEL_CACHE``   directory of compiled CUDA kernels; ``0``: none are kept
 ``MXNET_UPDATE_ON_KVSTORE``  ``0``: by default a `Trainer` updates on each rank, not on the store;
                           a whole number, as MXNet reads it
-launchers' variables      number of processes, and number of this one; tables in `launchers`
+launchers' variables      count of processes, and index of this one; tables in `launchers`
 ========================  ====================================================================
 """
 
@@ -90,7 +90,7 @@ def communicators_block() -> bool | None:
 
 
 def _int(name: str) -> int | None:
-    """Return a variable as a whole number; None if it is unset or no number."""
+    """Return a variable as a whole number; None if it is unset or no such number."""
     return launchers.as_int(_text(name))
 
 
@@ -132,7 +132,7 @@ def _one_of(name: str, *allowed: str, unset: str = "") -> str:
 
 
 def launched() -> launchers.Started | None:
-    """Return the launcher of MPI that started this process; None without one, or its number."""
+    """Return the launcher of MPI that started this process; None without one, or its size."""
     return next(launchers.started_by(launchers.OF_MPI, os.environ), None)
 
 
@@ -149,7 +149,7 @@ def launched_protocol() -> str:
 
 
 def launched_size() -> int | None:
-    """Return the number of ranks that the launcher started; None without such a launcher."""
+    """Return the count of ranks that the launcher started; None without such a launcher."""
     started = launched()
     return None if started is None else started.size
 
@@ -161,7 +161,7 @@ def launched_rank() -> int | None:
 
 
 def several_of_rank_0() -> int:
-    """Return the number of ranks if a launcher started several and this is rank 0; else 0."""
+    """Return the count of ranks if a launcher started several and this is rank 0; else 0."""
     started = launched()
     return started.size if started is not None and started.size > 1 and not started.rank else 0
 
@@ -177,7 +177,7 @@ def launcher_connection() -> int | None:
 
 
 def launched_without_size() -> bool:
-    """Return whether a launcher started this process without giving the number of ranks."""
+    """Return whether a launcher started this process without giving the count of ranks."""
     return launched_size() is None and any(name in os.environ for name in launchers.RANK_ONLY)
 
 
@@ -217,7 +217,7 @@ _LOCAL = (
 
 
 def local_place() -> tuple[int | None, int | None]:
-    """Return the number of ranks on this host, and this one among them; None where unknown."""
+    """Return the count of ranks on this host, and this rank's index there; None where unknown."""
     found = ((_int(size), _int(rank)) for size, rank in _LOCAL)
     return next((each for each in found if None not in each), (None, None))
 
@@ -280,7 +280,7 @@ def own_variables() -> dict[str, str]:
 
 
 def restarts() -> int:
-    """Return the number of earlier starts of this job; 0 outside ``ncclkv run``."""
+    """Return the count of earlier starts of this job; 0 outside ``ncclkv run``."""
     return _count("NCCLKV_RESTART") or 0
 
 
@@ -333,7 +333,7 @@ def for_ranks(settings: Mapping[str, str], unless_set: Mapping[str, str]) -> dic
 
 
 _blocks: Counter[str] = Counter()
-"""Number of blocks that have set each variable."""
+"""Count of blocks that have set each variable."""
 
 _setting = concurrency.Lock()
 

@@ -153,7 +153,7 @@ class UnknownArgument(UsageError, TypeError):
 
 
 class ReadOnlyAttribute(UsageError, AttributeError):
-    """An attribute that cannot be assigned, such as a number on which optimizer states depend."""
+    """An attribute that cannot be assigned, such as a hyperparameter on which states depend."""
 
 
 class NotSupported(UsageError, NotImplementedError):

@@ -1,4 +1,4 @@
-"""Launchers: the variables in which each gives the number of its processes; the line to type.
+"""Launchers: the variables in which each gives the count of its processes; the line to type.
 
 A process that a launcher started together with others, and whose MPI has one rank, would train
 alone without an error.  Here are the variables by which `env` recognises it.
@@ -27,11 +27,11 @@ class Launcher(NamedTuple):
     ----------
     name : str
     size, rank : str
-        Variables of the number of processes, and of this process's number or role.
+        Variables of the count of processes, and of this process's index or role.
     mark : str
         Variable that distinguishes the launcher from others with the same two; empty without one.
     local_size : str
-        Variable of the number of processes on this host; empty without one.
+        Variable of the count of processes on this host; empty without one.
     address : str
         Variable of the first host; empty without one.
     """
@@ -76,25 +76,25 @@ OTHERS = (
 """Launchers of which MPI does not know: each of their processes is a job of one rank."""
 
 RANK_ONLY = ("PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE", "PMI_ID")
-"""Variables of launchers of MPI that give a rank, and may give no number of ranks."""
+"""Variables of launchers of MPI that give a rank, and may give no count of ranks."""
 
 PMIX, PMI = "PMIx", "PMI"
 """Protocols between ranks and launcher."""
 
 
 class Started(NamedTuple):
-    """Launcher of this process, and the number of processes that it has started.
+    """Launcher of this process, and the count of processes that it has started.
 
     Attributes
     ----------
     launcher : Launcher
     size : int
     rank : int or None
-        None where the launcher gives no number.
+        None where the launcher gives no index.
     role : str
-        A role such as ``"worker"``, where the launcher gives one instead of a number; else empty.
+        A role such as ``"worker"``, where the launcher gives one instead of an index; else empty.
     hosts : tuple of str
-        A name for each of several hosts with its number of processes, such as ``"HOST1:4"``; empty
+        A name for each of several hosts with its count of processes, such as ``"HOST1:4"``; empty
         for one host, or where the launcher does not give them.
     """
 
@@ -121,7 +121,7 @@ def as_int(text: str) -> int | None:
 
 
 def started_by(rows: Iterable[Launcher], environment: Mapping[str, str]) -> Iterator[Started]:
-    """Yield each launcher of `rows` whose variable of the number of processes is set.
+    """Yield each launcher of `rows` whose variable of the count of processes is set.
 
     Examples
     --------
@@ -146,7 +146,7 @@ def protocol(environment: Mapping[str, str]) -> str:
 
 
 def _hosts(launcher: Launcher, size: int, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a name for each of several hosts, with its number of processes."""
+    """Return a name for each of several hosts, with its count of processes."""
     local = as_int(environment.get(launcher.local_size, ""))
     if not local or size <= local:
         return ()

@@ -58,7 +58,7 @@ def notify(event: str, text: str = "") -> None:
     first = text.splitlines()[0] if text else ""
     line = f"{PREFIX}{event} {first}".encode(errors="backslashreplace")[:_MAX_BYTES]
     with suppress(OSError):
-        # A process that closed its inherited files may have opened another under that number.
+        # A process that closed its inherited files may have opened another under that descriptor.
         if os.fstat(int(descriptor)).st_ino == int(inode):
             # On a line of its own, whatever the program has written to the inherited pipe.
             os.write(int(descriptor), b"\n" + line + b"\n")

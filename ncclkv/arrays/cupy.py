@@ -140,7 +140,7 @@ def left() -> int | None:
     """Return the bytes that new arrays on the current device may still take.
 
     CuPy's own pool frees its cached blocks of other sizes before it raises.  With another allocator
-    the number is unknown, and None is returned.
+    the count is unknown, and None is returned.
     """
     pool, cuda = _cupy().get_default_memory_pool(), _cupy().cuda
     if cuda.get_allocator() != pool.malloc:

@@ -23,7 +23,7 @@ class DTypeInfo(NamedTuple):
     cuda : str
         Name of the type in CUDA.
     nccl : int or None
-        NCCL's number (``nccl.h``, ncclDataType_t); None if NCCL lacks the dtype.
+        NCCL's constant (``nccl.h``, ncclDataType_t); None if NCCL lacks the dtype.
     moved_as : tuple of (str, int), optional
         For a dtype that NCCL lacks: a dtype with the same bytes, and its elements for each element.
     working : str

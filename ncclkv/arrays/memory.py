@@ -15,7 +15,7 @@ Array: TypeAlias = Any
 """A `numpy.ndarray` or a `cupy.ndarray`."""
 
 FEW = 8
-"""Number of arrays up to which a loop in Python takes no longer than calls of NumPy."""
+"""Count of arrays up to which a loop in Python takes no longer than calls of NumPy."""
 
 _nbytes_of = attrgetter("nbytes")
 

@@ -1,4 +1,4 @@
-"""Allocation of a batch system: its number of ranks, and the variable by which mpirun finds it."""
+"""Allocation of a batch system: its count of ranks, and the variable by which mpirun finds it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ON_NODES = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 class Allocated(NamedTuple):
-    """Number of ranks for which there is room, and the variable that gives the number."""
+    """Count of ranks for which there is room, and the variable that gives the count."""
 
     ranks: int
     source: str
@@ -45,7 +45,7 @@ def host_variable() -> str:
 
 
 def allocated() -> Allocated | None:
-    """Return the ranks of the allocation, as a launcher would take them; None without a number.
+    """Return the ranks of the allocation, as a launcher would take them; None without a count.
 
     Raises
     ------

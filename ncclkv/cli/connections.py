@@ -203,7 +203,7 @@ def _allow_files(count: int) -> None:
 
 
 def _listen(port: int | None, ranks: int) -> tuple[socket.socket, str, int]:
-    """Return a listening socket, its address for `link.connect`, and the number of hosts in it."""
+    """Return a listening socket, its address for `link.connect`, and the count of hosts in it."""
     if port is None:
         name = f"ncclkv-run-{os.getpid()}-{secrets.token_hex(4)}"
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

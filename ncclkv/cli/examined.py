@@ -36,7 +36,7 @@ _LAST_LINE = re.compile(r"^  (\[\d+\] .*)$", re.MULTILINE)
 
 
 class Examined(NamedTuple):
-    """Rows of all ranks, the number of ranks, and a line about them."""
+    """Rows of all ranks, the count of ranks, and a line about them."""
 
     merged: list[Merged]
     size: int
@@ -73,7 +73,7 @@ def rank_0(ranks: int, *, test: bool, text: Callable[[Examined], str]) -> Examin
     with if_killed(text(_put_together([own], ranks, [], [Merged(killed)]))):
         ended = selftest.ask_trial(own, test=test)
     reports = [from_json(each) for each in ended.told.get("reports", [])] or [own]
-    ranks = max(ranks, len(reports))  # a launcher may give no number
+    ranks = max(ranks, len(reports))  # a launcher may give no count
     return _put_together(reports, ranks, [], [Merged(row) for row in selftest.rows(ended)])
 
 

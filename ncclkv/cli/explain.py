@@ -1,6 +1,6 @@
 """Explain a failed job by the files that its ranks wrote to NCCLKV_DUMP.
 
-The calls of all ranks are compared by number.  Missing and torn files are named.
+The calls of all ranks are compared by index.  Missing and torn files are named.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rank:
     name : str
         Rank, host and process.
     calls : dict of int to Call
-        Its calls by number.
+        Its calls by index.
     waits : list of int
         The ranks that it waited for.
     other_wait : str

@@ -74,10 +74,10 @@ def _place(
         hosts = ["HOST1", "HOST2"] if nodes not in (None, "1") else []
     if hosts and options.n is None and total is None:
         more = [] if options.hosts or nodes == "2" else ["..."]
-        return "--hosts " + ",".join([*(f"{name}:{_number(per_node)}" for name in hosts), *more])
-    return f"-n {options.n or _number(total or per_node)}"
+        return "--hosts " + ",".join([*(f"{name}:{_count(per_node)}" for name in hosts), *more])
+    return f"-n {options.n or _count(total or per_node)}"
 
 
-def _number(text: str | None) -> str:
-    """Return the text of a number above 0; other texts, such as torchrun's "auto", are no count."""
+def _count(text: str | None) -> str:
+    """Return the text of a count above 0; other texts, such as torchrun's "auto", are none."""
     return text if text is not None and text.isdecimal() and int(text) > 0 else _UNKNOWN

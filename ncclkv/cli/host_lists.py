@@ -1,4 +1,4 @@
-"""Hosts in the forms that users and batch systems write, and the number of ranks on each."""
+"""Hosts in the forms that users and batch systems write, and the count of ranks on each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from ncclkv.errors import LaunchError
 
 Hosts = dict[str, int | None]
-"""Names of hosts in order, each with its number of ranks, or None."""
+"""Names of hosts in order, each with its count of ranks, or None."""
 
 _NAME = re.compile(r"([\w.-]+@)?\w[\w.-]*")
 
@@ -62,10 +62,10 @@ def read(path: Path, given_by: str = "--hostfile") -> Hosts:
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"{given_by} {path} cannot be read: {error}") from error
     hosts: Hosts = {}
-    for number, line in enumerate(lines, 1):
+    for index, line in enumerate(lines, 1):
         entry = line.partition("#")[0].strip()
         if entry:
-            where = f"line {number} of {path}"
+            where = f"line {index} of {path}"
             _refuse_short_form(entry, where)
             _add(hosts, _without_words(entry, where), where)
     if not hosts:
@@ -74,9 +74,9 @@ def read(path: Path, given_by: str = "--hostfile") -> Hosts:
 
 
 def place_ranks(hosts: Hosts, ranks: int | None) -> tuple[int, dict[str, int]]:
-    """Return the number of ranks of a job, and the maximum number of ranks on each host.
+    """Return the count of ranks of a job, and the maximum count of ranks on each host.
 
-    Hosts without a number share the ranks evenly if no host has a number; else each takes 1 rank.
+    Hosts without a count share the ranks evenly if no host has a count; else each takes 1 rank.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def place_ranks(hosts: Hosts, ranks: int | None) -> tuple[int, dict[str, int]]:
 
 
 def _add(hosts: Hosts, entry: str, where: str) -> None:
-    """Add a host's ranks to those of earlier entries; an entry without a number repeats by 1."""
+    """Add a host's ranks to those of earlier entries; an entry without a count repeats by 1."""
     name, count = _split(entry)
     if not name or (count is not None and not (count.isdecimal() and int(count) > 0)):
         raise LaunchError(f"{where} has {entry!r}, which is no host; {_FORMS}")
@@ -114,7 +114,7 @@ def _add(hosts: Hosts, entry: str, where: str) -> None:
 
 
 def _split(entry: str) -> tuple[str, str | None]:
-    """Return an entry's name, empty if there is none, and the text of its number of ranks."""
+    """Return an entry's name, empty if there is none, and the text of its count of ranks."""
     if entry.startswith("["):
         address, end, rest = entry[1:].partition("]")
         right = end and _is_address(address) and (not rest or rest[0] == ":")

@@ -93,7 +93,7 @@ def forwarded_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def cores() -> int:
-    """Return the number of this process's cores, which is Open MPI's number of slots."""
+    """Return the count of this process's cores, which is Open MPI's count of slots."""
     cpus = os.sched_getaffinity(0)
     topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     try:

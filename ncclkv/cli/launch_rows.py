@@ -65,7 +65,7 @@ def mpirun_on_path(library: mpi.Library) -> Iterator[Row]:
 
 
 def _shown(version: str) -> str:
-    """Return the name and the number in the version text of an mpirun."""
+    """Return the name and the release in the version text of an mpirun."""
     lines = [line.strip() for line in version.splitlines() if line.strip()]
     release = next((line.split()[-1] for line in lines if line.startswith("Version:")), "")
     return f"HYDRA {release}" if "HYDRA" in version else lines[0]
@@ -96,7 +96,7 @@ def ranks(size: int, reports: Sequence[Report], failure: str = "") -> Row:
     Parameters
     ----------
     size : int
-        Number of ranks of the job.
+        Count of ranks of the job.
     reports : sequence of Report
     failure : str
         Description of the job's end, if it failed.

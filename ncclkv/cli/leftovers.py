@@ -145,7 +145,7 @@ def shortage(ranks: int, shared: Path = SHARED) -> str:
     Parameters
     ----------
     ranks : int
-        Number of ranks to start, those of other machines included.
+        Count of ranks to start, those of other machines included.
     shared : Path
     """
     try:

@@ -1,4 +1,4 @@
-"""Lines of all ranks in one stream, each after the number of its rank."""
+"""Lines of all ranks in one stream, each after the index of its rank."""
 
 from __future__ import annotations
 

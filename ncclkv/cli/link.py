@@ -16,7 +16,7 @@ ANSWER_SECONDS = 3.0
 """Seconds for a peer that accepted a connection to prove that it is the runner."""
 
 FULL_BYTES = 4 * wire.CHUNK
-"""Maximum number of unsent bytes with which more output may be read."""
+"""Maximum count of unsent bytes with which more output may be read."""
 
 
 class RunnerEnded(Exception):

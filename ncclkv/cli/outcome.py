@@ -27,7 +27,7 @@ _EVENT = re.compile(rf"{notify.PREFIX}({'|'.join(notify.EVENTS)}) ?(.*)", re.DOT
 _LARGEST_CODE = 255
 
 _MOST_PAGES = 16
-"""Number of pages of a rank that are kept, the newest ones."""
+"""Count of pages of a rank that are kept, the newest ones."""
 
 _MPI_ERROR = "Other MPI error"
 """First words of MPICH's error for a broken connection, such as that to a failed rank."""

@@ -84,12 +84,12 @@ class Output:
 
 
 def open_missing_streams() -> None:
-    """Open the null device for each closed standard stream, whose number a socket would get."""
+    """Open the null device for each closed standard stream, whose descriptor a socket would get."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, this one
             os.set_inheritable(descriptor, True)
             null = FileIO(descriptor, "r" if descriptor == 0 else "w", closefd=False)
             setattr(sys, name, TextIOWrapper(null))

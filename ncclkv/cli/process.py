@@ -69,7 +69,7 @@ def end_like(code: int) -> int:
 
 
 def readable_bytes(pipe: int) -> int:
-    """Return the number of bytes in a pipe; processes that share the pipe may write more."""
+    """Return the count of bytes in a pipe; processes that share the pipe may write more."""
     count: int = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
     return count
 

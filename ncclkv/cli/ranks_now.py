@@ -18,7 +18,7 @@ _SHOWN_SECONDS = 2.0
 """A wait that its rank has not shown for longer is over: ranks show it four times a second."""
 
 _AWAITED = 4
-"""Number of awaited ranks that are named."""
+"""Count of awaited ranks that are named."""
 
 _HERE = -1
 """The runner among the owners of pages."""
@@ -26,7 +26,7 @@ _HERE = -1
 _EMPTY = np.zeros(NBYTES, np.uint8)
 
 _COLUMNS = ("rank", "host", "pid", "state", "last call", "ago", "waits for")
-_NUMBERS = {"rank", "pid", "ago"}
+_TO_THE_RIGHT = {"rank", "pid", "ago"}
 """Columns that end at the right."""
 
 
@@ -61,7 +61,7 @@ def table(ranks: Sequence[Rank], known: dict[int, list[Report]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if name in _NUMBERS else cell.ljust(width)
+            cell.rjust(width) if name in _TO_THE_RIGHT else cell.ljust(width)
             for cell, width, name in zip(row, widths, _COLUMNS, strict=True)
         ).rstrip()
         for row in rows

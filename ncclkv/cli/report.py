@@ -19,7 +19,7 @@ def report(outcome: Outcome, attempt: str) -> str:
     ----------
     outcome : Outcome
     attempt : str
-        The number of the start, such as ``"start 2 of 3"``.
+        Index of this start and count of all starts, such as ``"start 2 of 3"``.
     """
     headline = f"ncclkv run: the job failed after {outcome.seconds:.1f} s ({attempt}): "
     first = _first_to_name(outcome)
@@ -88,7 +88,7 @@ def _describe_end(rank: Rank, outcome: Outcome) -> str:
 
 
 def _format(ranks: Iterable[Rank]) -> str:
-    """List the numbers of ranks."""
+    """List the indices of ranks."""
     return format_ranks([rank.index for rank in ranks])
 
 

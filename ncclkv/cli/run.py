@@ -114,9 +114,9 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
 
 
 def place(options: argparse.Namespace, command: Sequence[str]) -> tuple[int, dict[str, int]]:
-    """Return the number of ranks, and the maximum number on each host that the user has named.
+    """Return the count of ranks, and the maximum count on each host that the user has named.
 
-    A number that is not on the command line is printed with its source.
+    A count that is not on the command line is printed with its source.
     """
     slots: dict[str, int] = {}
     if options.hosts is not None or options.hostfile is not None:
@@ -194,9 +194,9 @@ def reason_to_stop(outcome: Outcome, early: int, left: int) -> str | None:
     ----------
     outcome : Outcome
     early : int
-        Number of early failures in a row without a new checkpoint, this failure included.
+        Count of early failures in a row without a new checkpoint, this failure included.
     left : int
-        Number of restarts left.
+        Count of restarts left.
 
     Returns
     -------

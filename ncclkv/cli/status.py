@@ -61,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def runners() -> list[int]:
-    """Return the process numbers of the runners of this machine that answer this user."""
+    """Return the process ids of the runners of this machine that answer this user."""
     found = set()
     with suppress(OSError):
         for line in _SOCKETS.read_text(errors="replace").splitlines():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ncclkv.comm.diagnosis.reports import Report
 
 PREFIX = "ncclkv-status-"
-"""Begins the name of the abstract Unix socket of a runner; its process number follows."""
+"""Begins the name of the abstract Unix socket of a runner; its process id follows."""
 
 _ANSWER_SECONDS = 3.0
 """Seconds for the supervisors to answer."""
@@ -56,7 +56,7 @@ class StatusSocket:
         self._known: dict[int, list[Report]] = {}
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.setblocking(False)
-        with suppress(OSError):  # a name of a process that had the same number
+        with suppress(OSError):  # a name of a process that had the same id
             self._server.bind(f"\0{PREFIX}{os.getpid()}")
             self._server.listen(_MOST_CLIENTS)
             selector.register(self._server, selectors.EVENT_READ, self._accept)

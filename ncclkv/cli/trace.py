@@ -14,7 +14,7 @@ from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.errors import LaunchError
 
 _SHOWN = 8
-"""Number of ranks that are listed."""
+"""Count of ranks that are listed."""
 
 if TYPE_CHECKING:
     from ncclkv.observe.clocks import ClockOffset

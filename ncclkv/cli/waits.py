@@ -9,7 +9,7 @@ from ncclkv import concurrency
 from ncclkv.cli.outcome import Outcome
 
 MOST = 15
-"""Number of such starts in a row after which no other is made; their pauses last ten minutes."""
+"""Count of such starts in a row after which no other is made; their pauses last ten minutes."""
 
 _LONGEST_SECONDS = 60.0
 

@@ -19,7 +19,7 @@ _OWN = "ncclkv: "
 """Beginning of ncclkv's lines on standard error."""
 
 _PARENT_DEATH_SIGNAL = 1
-"""A number of ``prctl``."""
+"""An option of ``prctl``."""
 
 
 class Ended(NamedTuple):
@@ -84,7 +84,7 @@ def ask(program: str, seconds: float, given: str = "") -> Ended:
 def told(out: str) -> Iterator[tuple[str, Any]]:
     """Yield the names and values that processes told in an output; other lines are skipped.
 
-    A launcher may have put the number of a rank before a line.
+    A launcher may have put the index of a rank before a line.
     """
     for line in out.splitlines():
         start = line.find(_PREFIX)

@@ -47,7 +47,7 @@ def open_files(ranks_here: int) -> Row:
     used = f"{needed:,} needed by {ranks_here} rank{'s' * (ranks_here > 1)} of a host"
     if ranks_here < 2 or free >= needed:
         return Row("open files", found, used)
-    # Ranks have slightly different numbers of open files, and equal rows are shown once.
+    # Ranks have slightly different counts of open files, and equal rows are shown once.
     enough = max(_ENOUGH, 2 * needed)
     why = "too few are free: the ranks of this host copy each array twice"
     mend = f"ulimit -n {enough}" + (f", by root: the hard limit is {most:,}" * (most < enough))

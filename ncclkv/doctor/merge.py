@@ -40,7 +40,7 @@ def merge(reports: Sequence[Report], of: int | None = None) -> list[Merged]:
     ----------
     reports : sequence of Report
     of : int, optional
-        Number of ranks that there are; by default that of the reports.
+        Count of ranks that there are; by default that of the reports.
     """
     count = len(reports) if of is None else of
     things: dict[str, dict[Row, list[int]]] = {}

@@ -13,7 +13,7 @@ from ncclkv.doctor.merge import Merged
 from ncclkv.doctor.rows import BLOCKS, OK, WARNS
 
 FORMAT = 1
-"""Number of the form of the JSON, which ``schema.json`` beside this file describes."""
+"""Version of the form of the JSON, which ``schema.json`` beside this file describes."""
 
 _WIDTH = 79
 _WIDTHS = (6, 14, 25, 31)
@@ -75,7 +75,7 @@ def _last(word: str, width: int) -> int:
 
 
 def _result(merged: Sequence[Merged]) -> str:
-    """Return the last line: the number of rows that block, and of those that warn."""
+    """Return the last line: the count of rows that block, and of those that warn."""
     counts = {level: sum(each.row.level == level for each in merged) for level in (BLOCKS, WARNS)}
     blocking = f"{counts[BLOCKS]} row{'s' * (counts[BLOCKS] > 1)}"
     first = f"{blocking} must be mended first" if counts[BLOCKS] else "nothing blocks"

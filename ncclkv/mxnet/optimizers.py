@@ -65,7 +65,7 @@ class Followed:
         Raises
         ------
         ReadOnlyAttribute
-            When the program has changed a number on which states depend, such as a momentum.
+            When the program has changed a hyperparameter on which states depend, as a momentum.
         """
         theirs, ours = self.optimizer, self.ours
         if theirs.lr_scheduler is not self._schedule.given:
@@ -103,7 +103,7 @@ class Followed:
                     ours[key] = getattr(parameter, name)
 
     def count(self) -> None:
-        """Give MXNet's optimizer the number of updates, from which its `learning_rate` follows.
+        """Give MXNet's optimizer the count of updates, from which its `learning_rate` follows.
 
         Its schedule counts too, as in MXNet's own updates: a change by the program begins there.
         """

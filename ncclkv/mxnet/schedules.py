@@ -19,7 +19,7 @@ _ARGUMENTS = {
 
 
 class Repeated:
-    """A schedule of MXNet, whose objects count, as a function of the number alone.
+    """A schedule of MXNet, whose objects count, as a function of the count of updates alone.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Repeated:
         self._present, self._last = copy.deepcopy(given), 0
 
     def __call__(self, num_update: int) -> float:
-        """Return the learning rate of an update; smaller numbers may follow larger ones."""
+        """Return the learning rate of an update; smaller counts may follow larger ones."""
         if num_update < self._last:
             self._present = copy.deepcopy(self._given)
         self._last = num_update
@@ -47,12 +47,12 @@ class Watched:
     ----------
     given : callable or None
     num_update : int
-        Number of updates so far.
+        Count of updates so far.
 
     Attributes
     ----------
     given : callable or None
-        Called with each number of updates, so that a change begins at the rate of that number.
+        Called with each count of updates, so that a change begins at the rate of that count.
     """
 
     def __init__(self, given: Any, num_update: int) -> None:
@@ -60,34 +60,34 @@ class Watched:
         self._remember()
 
     def count(self, num_update: int) -> None:
-        """Let the schedule count, once for a number; a function without attributes is not called.
+        """Let the schedule count, once for a count; a function without attributes is not called.
 
         A schedule that the program has just changed counts after `is_changed` has found the change.
         """
-        if self._numbers and num_update != self._last and not self.is_changed():
+        if self._seen and num_update != self._last and not self.is_changed():
             self._last = num_update
             self.given(num_update)
             self._remember()
 
     def is_changed(self) -> bool:
-        """Return whether the program has changed a number of the schedule."""
-        found = _numbers(self.given)
-        return found != self._numbers and not any(
+        """Return whether the program has changed an attribute of the schedule."""
+        found = _attributes(self.given)
+        return found != self._seen and not any(
             found == self._counted(self._last + more) for more in range(2)
         )
 
     def _counted(self, num_update: int) -> dict[str, Any]:
-        """Return the numbers after a call; ranks of `run_ranks` may share a schedule and count."""
+        """Return the attributes after a call, on a copy: ranks of `run_ranks` may share one."""
         counted = copy.deepcopy(self._copy)
         counted(num_update)
-        return _numbers(counted)
+        return _attributes(counted)
 
     def _remember(self) -> None:
-        self._copy, self._numbers = copy.deepcopy(self.given), _numbers(self.given)
+        self._copy, self._seen = copy.deepcopy(self.given), _attributes(self.given)
 
 
-def _numbers(schedule: Any) -> dict[str, Any]:
-    """Return the numbers and texts that a schedule has now, in lists too, by attribute."""
+def _attributes(schedule: Any) -> dict[str, Any]:
+    """Return the scalars and texts that a schedule has now, in lists too, by attribute."""
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in getattr(schedule, "__dict__", {}).items()

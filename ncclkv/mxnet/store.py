@@ -14,7 +14,7 @@ from ncclkv.mxnet.updaters import OnNDArrays
 from ncclkv.tracebacks import public, public_init, public_methods
 
 _SYNCHRONOUS = {"dist": "dist_sync", "nccl": "dist_device_sync", "threads": "dist_sync"}
-"""Types that Module recognises as synchronous: it then divides gradients by the ranks' number."""
+"""Types that Module recognises as synchronous: it then divides gradients by the count of ranks."""
 
 
 @public_init
@@ -148,12 +148,12 @@ class NCCLKV(mxnet.kvstore.KVStoreBase):  # type: ignore[misc]  # MXNet has no t
 
     @property
     def rank(self) -> int:
-        """The number of this rank."""
+        """The index of this rank."""
         return self._store.rank
 
     @property
     def num_workers(self) -> int:
-        """The number of ranks."""
+        """The count of ranks."""
         return self._store.num_workers
 
 
