@@ -22,7 +22,7 @@ from ncclkv.comm.nccl.discovery import shared_gpus
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the selected parts; return exit status 1 when any number was wrong."""
+    """Run the selected parts; return exit status 1 when any element was wrong."""
     options = parse(argv, list(cases.HOST), list(cases.GPU), list(cases.BY_NAME))
     if os.environ.get("NCCLKV_EMULATED") == "1":
         print(
@@ -57,7 +57,7 @@ def _on_gpu(comm: Communicator, options: Options) -> int:
 
 
 def run(job: Job, warnings: Sequence[str] = ()) -> int:
-    """Run the parts, print the report and write the files; return 1 if a number was wrong."""
+    """Run the parts, print the report and write the files; return 1 if an element was wrong."""
     begin = time.perf_counter()
     with files.report(job, warnings):
         _measure(job)
@@ -76,8 +76,8 @@ def _measure(job: Job) -> None:
     _introduce(job, absent)
     parts = {**cases.HOST, **cases.GPU, **cases.BY_NAME}
     seconds_of = job.record["seconds_of_parts"] = {}
-    for number, part in enumerate(job.options.parts, 1):
-        job.tell(f"# part {number} of {len(job.options.parts)}: {part}")
+    for index, part in enumerate(job.options.parts, 1):
+        job.tell(f"# part {index} of {len(job.options.parts)}: {part}")
         start = time.perf_counter()
         parts[part](job)
         seconds_of[part] = time.perf_counter() - start

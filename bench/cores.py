@@ -20,7 +20,7 @@ def one_core_a_rank(local_rank: int) -> Iterator[None]:
     Parameters
     ----------
     local_rank : int
-        Number of this rank on its node.
+        Index of this rank on its node.
     """
     before = os.sched_getaffinity(0)
     cores = sorted(before)

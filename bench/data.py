@@ -1,6 +1,6 @@
-"""Numbers whose sums are exact, different for every element, key, rank and step.
+"""Values whose sums are exact, different for every element, key, rank and step.
 
-A number is ``pattern[element] + 2**rank + step + key``, with the last three wrapped to stay small.
+A value is ``pattern[element] + 2**rank + step + key``, with the last three wrapped to stay small.
 Sums over ranks, and SGD with a momentum of 1 and a learning rate of 1/2, are then multiples of 1/2
 that float32 holds exactly.  Powers of two distinguish a rank that was added twice from two ranks.
 """
@@ -25,7 +25,7 @@ MOMENTUM = 1.0
 
 
 def addend(rank: int, step: int, key: int = 0) -> int:
-    """Return the number that a rank adds to the pattern in a step, for one key."""
+    """Return the integer that a rank adds to the pattern in a step, for one key."""
     return (1 << rank % _RANKS) + step % _STEPS + key % _KEYS
 
 
@@ -35,13 +35,13 @@ def total(size: int, step: int, key: int = 0) -> int:
 
 
 class Pattern:
-    """The part of the numbers that differs from element to element, in one memory.
+    """The part of the values that differs from element to element, in one memory.
 
     Parameters
     ----------
     xp : module
     tile : ndarray, optional
-        Numbers in place of the module's, as many.
+        Values in place of the module's, as many.
     """
 
     def __init__(self, xp: Any, tile: Buffer | None = None) -> None:
@@ -57,7 +57,7 @@ class Pattern:
             self._xp.add(tile, np.float32(offset), out=part)
 
     def wrong(self, array: Buffer, scale: float, offset: float, start: int = 0) -> int:
-        """Return the number of elements that differ from ``scale * pattern + offset``."""
+        """Return the count of elements that differ from ``scale * pattern + offset``."""
         count = 0
         for part, tile in self._parts(array, start):
             expected = tile * np.float32(scale) + np.float32(offset)
@@ -80,13 +80,13 @@ class Pattern:
 
 
 class Signs:
-    """Numbers that are 1 or -1, of which a code of few bits sends all: sums of codes are exact.
+    """Values that are 1 or -1, of which a code of few bits sends all: sums of codes are exact.
 
     Parameters
     ----------
     xp : module
     every : int
-        One of as many numbers is not 0; a codec that sends more of them sends all, too.
+        One of as many elements is not 0; a codec that sends more of them sends all, too.
     """
 
     def __init__(self, xp: Any, every: int = 1) -> None:
@@ -95,18 +95,18 @@ class Signs:
         self._pattern = Pattern(xp, tile.astype(np.float32))
 
     def fill(self, arrays: Sequence[Buffer], step: int) -> None:
-        """Write the numbers of a step, the same on all ranks."""
+        """Write the values of a step, the same on all ranks."""
         for key, array in enumerate(arrays):
             self._pattern.fill(array, 0, start=key + step)
 
     def wrong(self, arrays: Sequence[Buffer], step: int, size: int) -> int:
-        """Return the number of elements that differ from the sum over `size` ranks."""
+        """Return the count of elements that differ from the sum over `size` ranks."""
         pairs = enumerate(arrays)
         return sum(self._pattern.wrong(array, size, 0, start=key + step) for key, array in pairs)
 
 
 class Products:
-    """Matrices of rank 1 with numbers that are 1 or -1: products of narrow matrices stand for them.
+    """Matrices of rank 1 whose elements are 1 or -1: products of narrow matrices stand for them.
 
     The rows are the same in all steps, as the matrices of a training change little: a Q that has
     little of a row makes roundings large.  A product is rounded, so a sum may differ a little.
@@ -131,7 +131,7 @@ class Products:
         return matrix, column[:, None], row
 
     def fill(self, arrays: Sequence[Buffer], step: int) -> None:
-        """Write the numbers of a step, the same on all ranks."""
+        """Write the values of a step, the same on all ranks."""
         for array in arrays:
             matrix, column, row = self._factors(array, step)
             self._xp.multiply(column, row, out=matrix)

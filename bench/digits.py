@@ -1,6 +1,6 @@
 """``python -m bench.digits``: the accuracy of train.py's network with compressed gradients.
 
-Ranks are threads of this process: the numbers are those of any ranks.  An accuracy is the mean of
+Ranks are threads of this process: the results are those of any ranks.  An accuracy is the mean of
 several seeds, which choose the split, the first weights and the order of the images.
 """
 

@@ -79,7 +79,7 @@ class GpuMemory(HostMemory):
     Parameters
     ----------
     sharing : int
-        Number of ranks on that GPU.
+        Count of ranks on that GPU.
     """
 
     store = "nccl"
@@ -111,9 +111,9 @@ class GpuMemory(HostMemory):
         return float(self._cuda.get_elapsed_time(*events)) / 1e3
 
     def device(self) -> str:
-        runtime, number = self._cuda.runtime, self._cuda.runtime.getDevice()
-        name = runtime.getDeviceProperties(number)["name"].decode()
-        return f"device {number:2d} [{runtime.deviceGetPCIBusId(number)}] {name}"
+        runtime, index = self._cuda.runtime, self._cuda.runtime.getDevice()
+        name = runtime.getDeviceProperties(index)["name"].decode()
+        return f"device {index:2d} [{runtime.deviceGetPCIBusId(index)}] {name}"
 
     def free_bytes(self) -> int:
         gc.collect()

@@ -12,7 +12,7 @@ from bench.models import MODELS
 KIB, MIB = 1024, 1024 * 1024
 
 MAX_ROUNDS = 25
-"""Maximum of SGD steps after which float32 holds the numbers exactly."""
+"""Maximum of SGD steps after which float32 holds the values exactly."""
 
 
 @dataclass(frozen=True)

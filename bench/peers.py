@@ -56,7 +56,7 @@ PEERS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the jobs and print the tables; return 1 when a job failed or a number was wrong."""
+    """Run the jobs and print the tables; return 1 when a job failed or an element was wrong."""
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--quick", action="store_true", help="few sizes and rounds")
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def jobs(peers: Sequence[Peer], ranks: int) -> list[tuple[str, Peer, Mapping[str, str]]]:
-    """Return name, library and variables of the jobs of a number of ranks."""
+    """Return name, library and variables of the jobs of so many ranks."""
     jobs: list[tuple[str, Peer, Mapping[str, str]]] = [(peer.name, peer, {}) for peer in peers]
     if ranks > cores():
         jobs += [(f"{p.name}, yields", p, p.yielding) for p in peers if p.yielding]
@@ -123,7 +123,7 @@ def _run(
 
 
 def lines(ranks: int, records: Mapping[str, dict[str, Any]]) -> list[str]:
-    """Return the tables of a number of ranks.
+    """Return the tables of so many ranks.
 
     Parameters
     ----------
@@ -145,10 +145,10 @@ def lines(ranks: int, records: Mapping[str, dict[str, Any]]) -> list[str]:
     columns = [*records, *(name for name in ("Gloo",) if name in first["libraries"])]
     extra = [name for name in (BUCKET, ONE, COPY) if name in first["sizes"][0]["median"]]
     found.append(_row("size", [OURS, "p5", "busbw", *columns, *extra]))
-    for number, row in enumerate(first["sizes"]):
+    for index, row in enumerate(first["sizes"]):
         mine = row["median"][OURS]
         cells = [f"{mine * 1e6:.1f}", f"{row['p5'][OURS] * 1e6:.1f}", f"{row['busbw'][OURS]:.2f}"]
-        cells += [_ratio(record["sizes"][number]["median"], "MPI") for record in records.values()]
+        cells += [_ratio(record["sizes"][index]["median"], "MPI") for record in records.values()]
         cells += [_ratio(row["median"], name) for name in columns[len(records) :]]
         cells += [f"{row['median'][name] * 1e6:.1f}" for name in extra]
         found.append(_row(size_text(row["bytes"]), cells))

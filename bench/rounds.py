@@ -52,7 +52,7 @@ class Candidate(ABC):
 
     @abstractmethod
     def wrong(self) -> int:
-        """Return the number of wrong elements in this rank's results; not timed."""
+        """Return the count of wrong elements in this rank's results; not timed."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ def take_turns(job: Job, title: str, candidates: Sequence[Candidate]) -> dict[st
 
     A turn begins with the caches and the placement on cores that the turn before has left, so no
     candidate may follow the same one each time.  The draw has a fixed seed: all ranks draw alike.
-    Every turn has a step number of its own: the results of an earlier turn never pass as its own.
+    Every turn has a step of its own: the results of an earlier turn never pass as its own.
     """
     rounds = job.options.warmups + job.options.rounds
     move = job.progress(rounds * len(candidates), title)

@@ -42,7 +42,7 @@ class Workload:
             self.job.pattern.fill(array, addend(rank, step, key), start=key)
 
     def wrong(self, arrays: Sequence[Buffer], expected: Expected) -> int:
-        """Return the number of elements of `arrays` that differ from the expected values."""
+        """Return the count of elements of `arrays` that differ from the expected values."""
         return sum(
             self.job.pattern.wrong(array, *expected.of(key), start=key)
             for key, array in enumerate(arrays)

@@ -146,6 +146,6 @@ def sgd(module: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def different(found: torch.Tensor, expected: torch.Tensor) -> int:
-    """Return the number of elements that differ by more than the tolerance; NaN differs."""
+    """Return the count of elements that differ by more than the tolerance; NaN differs."""
     near = (found - expected).abs() <= TOLERANCE * expected.abs().max()
     return int(near.numel() - near.count_nonzero())

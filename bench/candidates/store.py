@@ -36,7 +36,7 @@ class Lists(Candidate):
 
 
 class Compressed(Lists):
-    """`Lists` of numbers that a codec sends exactly, or nearly so."""
+    """`Lists` of values that a codec sends exactly, or nearly so."""
 
     def __init__(
         self, work: Workload, kv: ncclkv.KVStore, signs: Signs | Products, name: str

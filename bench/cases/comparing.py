@@ -22,7 +22,7 @@ CALLS = {OFF: 10, "every flush": 10, "every 100 flushes": 100}
 def run(job: Job) -> None:
     if not job.fits(f"{size_text(NBYTES)} as {KEYS} keys in {len(CALLS)} stores", 8 * NBYTES):
         return
-    shapes: Shapes = {f"key{number}": (NBYTES // 4 // KEYS,) for number in range(KEYS)}
+    shapes: Shapes = {f"key{index}": (NBYTES // 4 // KEYS,) for index in range(KEYS)}
     work = Workload(job, shapes)
     stores = [job.store(), job.store(verify_every=1), job.store(verify_every=100)]
     candidates: list[Candidate] = []

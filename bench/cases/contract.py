@@ -53,7 +53,7 @@ def run(job: Job) -> None:
     if not job.fits(f"{size_text(LONG)} as {LONG_KEYS} keys", 4 * LONG):
         return
     with job.store() as kv:
-        shapes: Shapes = {f"key{number}": (LONG // 4 // LONG_KEYS,) for number in range(LONG_KEYS)}
+        shapes: Shapes = {f"key{index}": (LONG // 4 // LONG_KEYS,) for index in range(LONG_KEYS)}
         work = Workload(job, shapes)
         kv.init(work.names, work.gradients)
         long = Lists(work, kv, Sum(job.comm.size), LOGGED)

@@ -43,7 +43,7 @@ class Kernel(Candidate):
         self.other.fill(np.nan)
 
     def off(self, arrays: list[Any]) -> int:
-        """Return the number of elements in the keys' arrays that differ from this rank's data."""
+        """Return the count of elements in the keys' arrays that differ from this rank's data."""
         rank, pattern = self.work.job.comm.rank, self.work.job.pattern
         return sum(
             pattern.wrong(array, 1, addend(rank, self.step, key), start=key)

@@ -13,7 +13,7 @@ from bench.rounds import Candidate, Marks, take_turns
 from bench.workload import Workload
 from ncclkv.comm.solo import SoloCommunicator
 
-KEYS, NUMBERS = 1000, 256
+KEYS, ELEMENTS = 1000, 256
 STORE, COPYTO, ASSIGN = "store, lists", "copyto, in and out", "d[...] = v, in and out"
 
 
@@ -23,7 +23,7 @@ class Bare(Candidate):
     def __init__(self, work: Workload, name: str) -> None:
         self.name = name
         self._work = work
-        self._slots = work.views(work.job.memory.empty(KEYS * NUMBERS))
+        self._slots = work.views(work.job.memory.empty(KEYS * ELEMENTS))
         self._expected = Sum(1)
 
     def prepare(self, step: int) -> None:
@@ -65,7 +65,7 @@ def _alone(job: Job) -> tuple[int, dict[str, list[object]]]:
     # One rank, but in the memory of the job's own communicator.
     comm = job.comm if job.comm.size == 1 else SoloCommunicator(job.comm.timeout)
     single = Job(comm, type(job.memory)(comm), job.options, stream=job.stream)
-    work = Workload(single, {f"key{number}": (NUMBERS,) for number in range(KEYS)})
+    work = Workload(single, {f"key{index}": (ELEMENTS,) for index in range(KEYS)})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a store of this rank alone is intended
         kv = ncclkv.create(job.memory.alone)

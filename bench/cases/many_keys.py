@@ -24,7 +24,7 @@ def run(job: Job) -> None:
     stores = [job.store() for _ in counts]
     candidates: list[Candidate] = []
     for kv, keys in zip(stores, counts, strict=True):
-        shapes: Shapes = {f"key{number}": (NBYTES // 4 // keys,) for number in range(keys)}
+        shapes: Shapes = {f"key{index}": (NBYTES // 4 // keys,) for index in range(keys)}
         work = Workload(job, shapes)
         kv.init(work.names, work.gradients)
         candidates.append(Lists(work, kv, Sum(job.comm.size), _name(keys)))

@@ -87,8 +87,8 @@ def _row(job: Job, update_on: str, shared: bool, size: int, values: list[Any]) -
         comm.close()
     name = f"{update_on}, {'shared' if shared else 'private'} weights"
     row = {"name": name, "ranks": size, "states": adam.total - plain.total, **adam._asdict()}
-    numbers = (row[each] / MIB for each in ("rank", "total", "states"))
-    job.print("  {:<30} {:6d} {:9.1f} {:9.1f} {:14.1f}".format(name, size, *numbers))
+    sizes = (row[each] / MIB for each in ("rank", "total", "states"))
+    job.print("  {:<30} {:6d} {:9.1f} {:9.1f} {:14.1f}".format(name, size, *sizes))
     return row
 
 

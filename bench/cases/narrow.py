@@ -30,8 +30,8 @@ class Reduction(Candidate):
         self._parts, self._total = parts, np.empty_like(parts[0])
 
     def prepare(self, step: int) -> None:
-        for number, part in enumerate(self._parts):
-            part.fill(step % 7 + number)
+        for index, part in enumerate(self._parts):
+            part.fill(step % 7 + index)
         self._total.fill(np.nan)
 
     def run(self, mark: Marks) -> None:
@@ -50,7 +50,7 @@ class Keys(Candidate):
         self._kv, self._size, self._array = kv, job.comm.size, array
         self._gradients = np.split(array, KEYS)
         self._outs = np.split(np.empty_like(array), KEYS)
-        self._keys = [f"{self.name} {number}" for number in range(KEYS)]
+        self._keys = [f"{self.name} {index}" for index in range(KEYS)]
         kv.init(self._keys, self._gradients)
 
     def prepare(self, step: int) -> None:

@@ -29,7 +29,7 @@ class NewLists(Lists):
 
 
 def run(job: Job) -> None:
-    shapes: Shapes = {f"key{number}": (NBYTES // 4,) for number in range(KEYS)}
+    shapes: Shapes = {f"key{index}": (NBYTES // 4,) for index in range(KEYS)}
     candidates: list[Candidate] = []
     stores: list[ncclkv.KVStore] = []
     for kind, name in ((Lists, SAME), (NewLists, NEW)):

@@ -56,5 +56,5 @@ def run(job: Job) -> None:
 
 
 def _calls(library: Library) -> int:
-    """Return the number of a library's calls in a turn."""
+    """Return the count of a library's calls in a turn."""
     return SLOW_CALLS if isinstance(library, TorchLibrary) else CALLS

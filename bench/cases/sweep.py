@@ -68,8 +68,8 @@ class Sums(Candidate):
             if result is not array:
                 result.fill(np.nan)
         self._job.comm.control.barrier("results are overwritten")
-        for number, array in enumerate(self._arrays):
-            self._job.pattern.fill(array, addend(self._job.comm.rank, step, number))
+        for key, array in enumerate(self._arrays):
+            self._job.pattern.fill(array, addend(self._job.comm.rank, step, key))
 
     def run(self, mark: Marks) -> None:
         at = self._next
@@ -79,8 +79,8 @@ class Sums(Candidate):
     def wrong(self) -> int:
         size, wrong = self._job.comm.size, self._job.pattern.wrong
         return sum(
-            wrong(result, size, total(size, self._step, number))
-            for number, result in enumerate(self._into)
+            wrong(result, size, total(size, self._step, key))
+            for key, result in enumerate(self._into)
         )
 
 
@@ -95,8 +95,7 @@ class Copies(Sums):
     def wrong(self) -> int:
         rank, wrong = self._job.comm.rank, self._job.pattern.wrong
         return sum(
-            wrong(result, 1, addend(rank, self._step, number))
-            for number, result in enumerate(self._into)
+            wrong(result, 1, addend(rank, self._step, key)) for key, result in enumerate(self._into)
         )
 
 
@@ -135,7 +134,7 @@ def _record(job: Job, nbytes: int, found: dict[str, Result]) -> dict[str, Any]:
 
 
 def _bandwidths(job: Job, names: list[str]) -> None:
-    """Print the bus bandwidths, by which numbers of ranks can be compared."""
+    """Print the bus bandwidths, by which counts of ranks can be compared."""
     job.print("# bus bandwidth of the medians in GB/s: 2 (n - 1) / n of the bytes, over the time")
     job.print("# " + f"{'size':>10}" + "".join(f"  {name:>10}" for name in names))
     for row in job.record["sizes"]:

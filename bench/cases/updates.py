@@ -133,14 +133,14 @@ class Update(Candidate):
         middle = first.size // 2
         self._parts = [slice(SAMPLE), slice(middle, middle + SAMPLE), slice(-SAMPLE, None)]
         self.nbytes = self._arrays.moved()
-        number = len(states)
-        count = f"{number} state{'s' * (number != 1)}" + (" and masters" if masters else "")
-        self.name = f"{type(chosen).__name__} of {dtype.name}, {count}"
+        count = len(states)
+        kept = f"{count} state{'s' * (count != 1)}" + (" and masters" if masters else "")
+        self.name = f"{type(chosen).__name__} of {dtype.name}, {kept}"
 
     def prepare(self, step: int) -> None:
         arrays = self._arrays
         arrays.weights[...] = self._first
-        # Exact in 16 bits, and other numbers in each step.
+        # Exact in 16 bits, and other values in each step.
         arrays.gradients[...] = self._first + np.float32(step % 16 / 16 + 2)
         for state in arrays.states:
             state.fill(0)
@@ -155,7 +155,7 @@ class Update(Candidate):
         self._update(self._kernels, self._arrays, self._scalars, sums)
 
     def wrong(self) -> int:
-        """Return the number of weights that differ from those of the same updates of a part."""
+        """Return the count of weights that differ from those of the same updates of a part."""
         wrong = 0
         for part, arrays in zip(self._parts, self._before, strict=True):
             for sums in self._sums[-CALLS:]:
@@ -195,7 +195,7 @@ def run(job: Job) -> None:
         # One rank of a host has all its bandwidth; the other ranks update little, and wait.
         count = 3 * SAMPLE
     pool = [job.memory.bucket(count) for _ in range(7)]
-    # Numbers of 8 bits, exact in all dtypes.
+    # Values of 8 bits, exact in all dtypes.
     pool[0][...] = job.memory.xp.arange(count) % 251 / 256 - 0.5
     rows = [
         (Update(job, pool, each, dtype), goal)

@@ -116,7 +116,7 @@ def run(job: Job) -> None:
             steps.append(Counted(Lists(work, kv, expected, dtype)))
             if dtype == PLAIN:
                 steps.append(Counted(Views(work, kv, expected, f"{dtype}, grad_view and value")))
-        numbers = {"topk": Signs(np, SPARSE), "powersgd": Products(np)}
+        given_to = {"topk": Signs(np, SPARSE), "powersgd": Products(np)}
         signs = Signs(np)
         for codec in codecs:
             coded = Workload(job, shapes)
@@ -125,7 +125,7 @@ def run(job: Job) -> None:
             kv.init(coded.names, coded.gradients)
             sender = ", scope node" if "scope" in codec else ""
             name = f"compressed, {codec['type']}{sender}"
-            given = numbers.get(codec["type"], signs)
+            given = given_to.get(codec["type"], signs)
             steps.append(Counted(Compressed(coded, kv, given, name)))
         results = take_turns(job, what, [*steps, *_gloo(job, work)])
         table.table(job, what, results, nbytes, PLAIN)
@@ -135,7 +135,7 @@ def run(job: Job) -> None:
 def _codecs_of_nodes(job: Job) -> list[dict[str, Any]]:
     """Return codecs whose senders are nodes, if there are several of as many ranks each.
 
-    The threshold is the size of the sums of a node, of numbers that are 1 or -1.
+    The threshold is the size of the sums of a node, of elements that are 1 or -1.
     """
     sizes = [len(ranks) for ranks in job.comm.nodes or ()]
     if len(sizes) > 1 and 1 < min(sizes) == max(sizes):

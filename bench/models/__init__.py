@@ -17,5 +17,5 @@ MODELS: dict[str, Callable[[], Shapes]] = {
 
 
 def elements(shapes: Shapes) -> int:
-    """Return the number of elements of all keys."""
+    """Return the count of elements of all keys."""
     return sum(math.prod(shape) for shape in shapes.values())

@@ -1,4 +1,4 @@
-"""BERT-large, uncased, with its pooler (Devlin et al., 2018): 391 keys, 335,141,888 numbers."""
+"""BERT-large, uncased, with its pooler (Devlin et al., 2018): 391 keys, 335,141,888 elements."""
 
 from __future__ import annotations
 

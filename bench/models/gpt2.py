@@ -1,4 +1,4 @@
-"""GPT-2 of 124 M (Radford et al., 2019) with tied embeddings: 148 keys, 124,439,808 numbers."""
+"""GPT-2 of 124 M (Radford et al., 2019) with tied embeddings: 148 keys, 124,439,808 elements."""
 
 from __future__ import annotations
 

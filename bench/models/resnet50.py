@@ -1,4 +1,4 @@
-"""ResNet-50 (He et al., 2015) with 1,000 classes: 161 keys, 25,557,032 numbers."""
+"""ResNet-50 (He et al., 2015) with 1,000 classes: 161 keys, 25,557,032 elements."""
 
 from __future__ import annotations
 

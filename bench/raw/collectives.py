@@ -12,7 +12,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Buffer, Work
 
 STEP = 3
-"""Step whose data a check uses; any number does."""
+"""Step whose data a check uses; any does."""
 
 Views = tuple[Buffer, Buffer]
 
@@ -60,7 +60,7 @@ class Collective(ABC):
 
     @abstractmethod
     def wrong(self, job: Job, receive: Buffer) -> int:
-        """Return the number of wrong elements in this rank's result."""
+        """Return the count of wrong elements in this rank's result."""
 
 
 class Parts(Collective):

@@ -1,6 +1,6 @@
 """Time and check one collective over sizes, as nccl-tests does.
 
-A time is the duration of many calls divided by their number, averaged over ranks.  Each call takes
+A time is the duration of many calls divided by their count, averaged over ranks.  Each call takes
 the next piece of a long buffer, so that short pieces are not found in a cache.  The check runs
 after the timing, on data of its own.
 """
@@ -28,7 +28,7 @@ ITERATIONS = 20
 
 
 def iterations(nbytes: int, quick: bool) -> int:
-    """Return the number of calls in a timing."""
+    """Return the count of calls in a timing."""
     most = 5 if quick else ITERATIONS
     return max(2 if quick else 5, min(most, 256 * MIB // nbytes))
 
@@ -133,7 +133,7 @@ def _time(job: Job, collective: Collective, views: list[Views], calls: int) -> f
 
 
 def _check(job: Job, collective: Collective, views: Views) -> int:
-    """Return the number of wrong elements in one call's result on this rank."""
+    """Return the count of wrong elements in one call's result on this rank."""
     send, receive = views
     receive.fill(np.nan)
     collective.fill(job, send)

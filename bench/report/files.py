@@ -22,13 +22,13 @@ def reserve(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     start = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     base = folder / start
-    number = 0
+    suffix = 0
     while True:
         try:
             base.with_suffix(".txt").touch(exist_ok=False)
             return base
         except FileExistsError:
-            base, number = folder / f"{start}-{number}", number + 1
+            base, suffix = folder / f"{start}-{suffix}", suffix + 1
 
 
 def write(base: Path, record: dict[str, Any]) -> list[str]:

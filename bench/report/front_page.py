@@ -71,7 +71,7 @@ def _times(table: re.Match[str], begin: str, skipped: int) -> dict[str, float]:
     begin : str
         The row's first cell.
     skipped : int
-        Number of cells after the first without a name.
+        Count of cells after the first without a name.
     """
     row = re.search(rf"^\| {begin} \|([^\n]*)", table[0], re.MULTILINE)
     if row is None:

@@ -87,7 +87,7 @@ def place(record: Mapping[str, Any]) -> str:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the count of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 

@@ -116,7 +116,7 @@ def average(rows: Sequence[Row]) -> float:
 
 
 def wrong(rows: Sequence[Row]) -> int:
-    """Return the number of wrong elements in all rows."""
+    """Return the count of wrong elements in all rows."""
     return sum(each.wrong for row in rows for each in (row.out_of_place, row.in_place) if each)
 
 

@@ -115,9 +115,9 @@ def _bar(axes: Any, index: int, result: Record, shade: str, longest: float) -> N
     phases = {name: statistics.median(each) for name, each in result["phases"].items()}
     # Phases are means over the ranks; the median lasts to the end of the last rank.
     scale, left = median / sum(phases.values()), 0.0
-    for number, (name, seconds) in enumerate(phases.items()):
+    for phase, (name, seconds) in enumerate(phases.items()):
         width = seconds * scale
-        faint = number % 2 == 1
+        faint = phase % 2 == 1
         alpha, ink = (0.6, "black") if faint else (1.0, "white")
         axes.barh(index, width, left=left, height=0.72, color=shade, alpha=alpha, edgecolor="white")
         if name != "all" and width > LEGIBLE * longest:
@@ -131,7 +131,7 @@ def _bar(axes: Any, index: int, result: Record, shade: str, longest: float) -> N
 
 
 def _memory(make: Any, rows: list[Record]) -> Any:
-    """Plot a store's memory on a rank, and on all ranks, over the number of ranks."""
+    """Plot a store's memory on a rank, and on all ranks, over the count of ranks."""
     figure = make(figsize=(10, 4.5), layout="constrained")
     grid = figure.subplots(1, 2)
     stores = list(dict.fromkeys(row["name"] for row in rows))

@@ -54,10 +54,10 @@ def matrix(job: Job, results: dict[str, Result], ours: Sequence[str]) -> None:
     """Print the time of each of our candidates over the time of each baseline."""
     others = [name for name in results if name not in ours]
     job.print("# our time over theirs")
-    for number, name in enumerate(others, 1):
-        job.print(f"#  ({number}) {name}")
+    for index, name in enumerate(others, 1):
+        job.print(f"#  ({index}) {name}")
     job.print(
-        "# " + " " * 40 + "".join(f"{f'({number})':>8}" for number in range(1, len(others) + 1))
+        "# " + " " * 40 + "".join(f"{f'({index})':>8}" for index in range(1, len(others) + 1))
     )
     for candidate in ours:
         ratios = (results[candidate].median / results[name].median for name in others)
