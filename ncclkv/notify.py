@@ -1,7 +1,7 @@
 """Events that a rank sends to ``ncclkv run``: a failure and its reason, the start of MPI, a page.
 
-The events are written to a pipe that the rank inherits from its supervisor, `ncclkv.cli.rank`.
-Text on stderr would be ambiguous, because any program may write there.
+The events are written to a pipe that the rank inherits from `ncclkv.cli.supervisor`.  Text on
+stderr would be ambiguous, because any program may write there.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The command ``ncclkv`` and the table of its subcommands.
 
 **Supervisors.**  Launchers end all ranks at once when one dies, blame the wrong rank, and do not
-notice an exit before MPI's start.  So mpirun starts a supervisor a rank (`ncclkv.cli.rank`), which
-starts the command.  Each supervisor connects to the runner (`ncclkv.cli.link`,
+notice an exit before MPI's start.  So mpirun starts a supervisor a rank, which starts the command
+(`ncclkv.cli.supervisor`).  Each supervisor connects to the runner (`ncclkv.cli.link`,
 `ncclkv.cli.connections`).  On one machine the connection is an abstract Unix socket; otherwise it
 is TCP, to all of the runner's addresses at once.  Frames carry output, stops, events and the exit
-code (`ncclkv.cli.wire`).  The secret of the proofs is in the environment, and is never sent.
+code (`ncclkv.cli.protocol`).  The secret of the proofs is in the environment, and is never sent.
 
 **Events.**  A rank reports a failure, the beginning of its exit and MPI's start to its supervisor
 by a pipe (`ncclkv.notify`).  Text on stderr decides nothing.

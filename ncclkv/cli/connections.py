@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ncclkv import concurrency
-from ncclkv.cli import wire
+from ncclkv.cli import protocol
 from ncclkv.comm.host.liveness import addresses
 
 _GLOBAL_SCOPE = "00"
@@ -79,8 +79,8 @@ class Connections:
         return any(peer.rank is not None for peer in self._peers)
 
     def send(self, kind: bytes, data: bytes = b"", *, also_later: bool = False) -> None:
-        """Send a frame, such as `wire.KILL`, to all ranks; on demand also to those to come."""
-        frame = wire.frame(kind, data)
+        """Send a frame, such as `protocol.KILL`, to all ranks; on demand also to those to come."""
+        frame = protocol.frame(kind, data)
         if also_later:
             self._first_frames += frame
         for peer in self._peers:
@@ -93,7 +93,7 @@ class Connections:
         for peer in self._peers:
             if peer.rank == rank:
                 with suppress(OSError):
-                    peer.connection.send(wire.frame(kind, data))
+                    peer.connection.send(protocol.frame(kind, data))
                     return True
         return False
 
@@ -126,7 +126,7 @@ class Connections:
         except OSError:  # without a free descriptor the connection waits in the queue
             return
         connection.setblocking(False)
-        wire.keep_alive(connection)
+        protocol.keep_alive(connection)
         peer = _Peer(connection, now)
         self._peers.append(peer)
         self._read_from(peer)
@@ -141,9 +141,9 @@ class Connections:
         if peer not in self._peers:  # dropped since the last `select`
             return
         try:
-            data = peer.connection.recv(wire.CHUNK)
+            data = peer.connection.recv(protocol.CHUNK)
             peer.received += data
-            frames = [*wire.take_frames(peer.received)]
+            frames = [*protocol.take_frames(peer.received)]
         except BlockingIOError:
             return
         except OSError:
@@ -161,16 +161,16 @@ class Connections:
 
     def _prove(self, peer: _Peer, kind: bytes, data: bytes) -> bool:
         """Return whether the first frame of a connection proves a rank; answer by our proof."""
-        if kind != wire.HELLO or len(data) != wire.HELLO_FORM.size:
+        if kind != protocol.HELLO or len(data) != protocol.HELLO_FORM.size:
             return False
-        rank, nonce, found = wire.HELLO_FORM.unpack(data)
+        rank, nonce, found = protocol.HELLO_FORM.unpack(data)
         secret = self.secret.encode()
-        expected = wire.proof(secret, f"rank {rank}", peer.challenge, nonce)
+        expected = protocol.proof(secret, f"rank {rank}", peer.challenge, nonce)
         connected = [each.rank for each in self._peers]
         if rank >= self._ranks or rank in connected or not hmac.compare_digest(found, expected):
             return False
         try:
-            own = wire.proof(secret, "runner", peer.challenge, nonce)
+            own = protocol.proof(secret, "runner", peer.challenge, nonce)
             peer.connection.send(own + self._first_frames)
         except OSError:
             return False
@@ -189,7 +189,7 @@ class _Peer:
 
     connection: socket.socket
     since: float
-    challenge: bytes = field(default_factory=lambda: os.urandom(wire.NONCE_BYTES))
+    challenge: bytes = field(default_factory=lambda: os.urandom(protocol.NONCE_BYTES))
     received: bytearray = field(default_factory=bytearray)
     rank: int | None = None
     paused: bool = False

@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 
 @dataclass
-class Rank:
+class RankFacts:
     """Facts about a rank, from its own file or from the files of others.
 
     Attributes
@@ -74,7 +74,7 @@ class Store(NamedTuple):
 
     name: str
     time: float
-    ranks: dict[int, Rank]
+    ranks: dict[int, RankFacts]
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +147,7 @@ def merge(contents: Sequence[Mapping[str, Any]]) -> Store:
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}, and {FORMAT} is expected")
     size = max(int(content["size"]) for content in contents)
-    ranks = {rank: Rank(f"rank {rank}") for rank in range(size)}
+    ranks = {rank: RankFacts(f"rank {rank}") for rank in range(size)}
     for content in contents:
         for index, member in enumerate(content.get("ranks", ())):
             ranks[index].name = f"rank {index} on {member['host']} (pid {int(member['pid'])})"
@@ -163,7 +163,7 @@ def merge(contents: Sequence[Mapping[str, Any]]) -> Store:
     return Store(str(content["store"]), min(float(content["time"]) for content in contents), ranks)
 
 
-def _add(rank: Rank, report: Mapping[str, Any]) -> None:
+def _add(rank: RankFacts, report: Mapping[str, Any]) -> None:
     """Add a report about a rank to the facts about it."""
     for row in report.get("calls", ()):
         codes = tuple(map(int, row["alike"]))
@@ -199,7 +199,7 @@ def explain(store: Store) -> list[str]:
     ]
 
 
-def _causes(ranks: Mapping[int, Rank]) -> Iterator[str]:
+def _causes(ranks: Mapping[int, RankFacts]) -> Iterator[str]:
     """Describe possible causes, the most likely first."""
     yield from _difference(ranks)
     for rank in ranks.values():
@@ -212,7 +212,7 @@ def _causes(ranks: Mapping[int, Rank]) -> Iterator[str]:
     yield from _missing(ranks)
 
 
-def _difference(ranks: Mapping[int, Rank]) -> Iterator[str]:
+def _difference(ranks: Mapping[int, RankFacts]) -> Iterator[str]:
     """Describe the first call in which the ranks differ, if the files show a difference."""
     for index in sorted({index for rank in ranks.values() for index in rank.calls}):
         groups: dict[tuple[int, ...], list[int]] = {}
@@ -227,13 +227,13 @@ def _difference(ranks: Mapping[int, Rank]) -> Iterator[str]:
             return
 
 
-def _describe(ranks: Mapping[int, Rank], group: Sequence[int], index: int) -> str:
+def _describe(ranks: Mapping[int, RankFacts], group: Sequence[int], index: int) -> str:
     """Describe equal calls of ranks, perhaps from several lines of the program."""
     texts = dict.fromkeys(ranks[rank].calls[index].text for rank in group)
     return f"{format_ranks(group)} called {' or '.join(texts)}"
 
 
-def _missing(ranks: Mapping[int, Rank]) -> Iterator[str]:
+def _missing(ranks: Mapping[int, RankFacts]) -> Iterator[str]:
     """Describe ranks that others waited for and that waited for no rank themselves."""
     awaited = {each for rank in ranks.values() for each in rank.waits}
     for index in sorted(awaited & {*ranks}):

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ncclkv.cli import wire
+from ncclkv.cli import protocol
 from ncclkv.cli.allocation import host_variable
-from ncclkv.cli.mpi import Mpirun
+from ncclkv.cli.mpirun_search import Mpirun
 from ncclkv.errors import LaunchError
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -49,7 +49,7 @@ class MpiLauncher:
 
     def with_environment(self, environment: Mapping[str, str]) -> list[str]:
         """Return the line for ranks that are to have this environment."""
-        names = [wire.SECRET, *forwarded_variables(environment)] if self.names_variables else []
+        names = [protocol.SECRET, *forwarded_variables(environment)] if self.names_variables else []
         return [*self.line, *(word for name in names for word in ("-x", name))]
 
 

@@ -17,20 +17,20 @@ from types import FrameType
 from typing import NamedTuple
 
 from ncclkv import concurrency, env, notify
-from ncclkv.cli import torch_env, wire
+from ncclkv.cli import protocol, torch_env
 from ncclkv.cli.connections import Connections
 from ncclkv.cli.descendants import adopt, children, end_all
-from ncclkv.cli.launcher import LauncherStream
+from ncclkv.cli.launcher_output import LauncherStream
 from ncclkv.cli.leftovers import Leftovers, shortage
 from ncclkv.cli.outcome import Outcome, Rank, never_started
 from ncclkv.cli.output import Output
 from ncclkv.cli.process import PR_SET_PDEATHSIG
-from ncclkv.cli.rank import ALONE, TORCH_ENV
 from ncclkv.cli.silence import Silence
 from ncclkv.cli.status_socket import StatusSocket
+from ncclkv.cli.supervisor import ALONE, TORCH_ENV
 from ncclkv.system.processes import how, stat_of
 
-_RANK = Path(__file__).with_name("rank.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals to this process that end the job, and signals to the commands of all ranks."""
@@ -120,7 +120,7 @@ class Job:
         self._launcher_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._streams = [
             LauncherStream(partial(self._output.between, kind), self._launcher_lines.append)
-            for kind in (wire.OUT, wire.ERR)
+            for kind in (protocol.OUT, protocol.ERR)
         ]
         self._signals: list[int] = []
         self._interrupted_by: int | None = None
@@ -140,7 +140,7 @@ class Job:
         try:
             leftovers = Leftovers()
             if self._start.launcher and (warning := shortage(len(self._ranks))):
-                self._output.between(wire.ERR, warning)
+                self._output.between(protocol.ERR, warning)
             with self._start_launcher() as process:
                 try:
                     while process.poll() is None and not self._over(process):
@@ -165,10 +165,17 @@ class Job:
         """Start the launcher in a new session, whose process group can be killed at once."""
         libc = ctypes.CDLL(None)
         options = [ALONE] * (not self._start.launcher) + [TORCH_ENV] * self._start.torch_env
-        supervisor = [sys.executable, "-I", "-S", str(_RANK), *options, self._connections.address]
+        supervisor = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(_SUPERVISOR),
+            *options,
+            self._connections.address,
+        ]
         process = subprocess.Popen(
             [*self._start.launcher, *supervisor, *self._start.command],
-            env={**self._start.environment, wire.SECRET: self._connections.secret},
+            env={**self._start.environment, protocol.SECRET: self._connections.secret},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -190,7 +197,7 @@ class Job:
         return bool(ready)
 
     def _read_launcher(self, pipe: int, stream: LauncherStream) -> None:
-        data = os.read(pipe, wire.CHUNK)
+        data = os.read(pipe, protocol.CHUNK)
         if data:
             stream.feed(data)
         else:
@@ -202,7 +209,7 @@ class Job:
         while self._signals:
             signum = self._signals.pop(0)
             if signum in _PASSED_ON:
-                self._connections.send(wire.SIGNAL, b"%d" % signum)
+                self._connections.send(protocol.SIGNAL, b"%d" % signum)
                 continue
             if self._interrupted_by is not None:  # a second signal ends the job at once
                 return True
@@ -217,13 +224,13 @@ class Job:
         if self._limit is not None:
             return ended or now > self._limit or (self._failed() and self._all_in_mpi_start())
         if ended and self._launcher_limit is None:
-            self._connections.send(wire.ALL_ENDED)
+            self._connections.send(protocol.ALL_ENDED)
             succeeded = all(rank.code == 0 for rank in self._ranks.values())
             self._launcher_limit = now + (_LAUNCHER_SECONDS if succeeded else math.inf)
         self._hung = self._launcher_limit is not None and now > self._launcher_limit
         if self._hung:
             late = f"had not ended {_LAUNCHER_SECONDS:g} s after its ranks, and was killed"
-            self._output.between(wire.ERR, f"ncclkv run: the launcher {late}")
+            self._output.between(protocol.ERR, f"ncclkv run: the launcher {late}")
         return self._hung
 
     def _failed(self) -> bool:
@@ -246,7 +253,7 @@ class Job:
                 break
         for rank in self._ranks.values():
             rank.killed = not rank.over
-        self._connections.send(wire.KILL)
+        self._connections.send(protocol.KILL)
         for signum in (signal.SIGTERM, signal.SIGKILL):
             if process.poll() is None:
                 os.killpg(process.pid, signum)
@@ -281,23 +288,25 @@ class Job:
 
     def _take(self, index: int, kind: bytes, data: bytes) -> None:
         """Process a frame of a rank's supervisor, or the end of its connection."""
-        if kind in (wire.OUT, wire.ERR):
+        if kind in (protocol.OUT, protocol.ERR):
             self._output.feed(index, kind, data)
             return
-        if kind == wire.PAGES:
+        if kind == protocol.PAGES:
             self._status.take(index, data)
             return
         rank = self._ranks[index]
         is_first = not self._failed()
         text = data.decode(errors="replace")
-        if kind == wire.MASTER:
+        if kind == protocol.MASTER:
             host, _, port = text.partition(" ")
             found = torch_env.address(host, rank.place, several=self._start.port is not None)
-            self._connections.send(wire.MASTER, f"{found} {port}".encode(), also_later=True)
+            self._connections.send(protocol.MASTER, f"{found} {port}".encode(), also_later=True)
             return
         if not rank.take(kind, text, self._seconds()) and not rank.warned:
             rank.warned = True
             line = f"ncclkv run: {rank} wrote to the pipe in {notify.PIPE}; ignored: {text[:80]!r}"
-            self._output.between(wire.ERR, line)
-        if kind == wire.ENDED and rank.code and is_first:  # before the errors of the other ranks
-            self._output.between(wire.ERR, f"ncclkv run: {rank} {how(rank.code)}")
+            self._output.between(protocol.ERR, line)
+        if (
+            kind == protocol.ENDED and rank.code and is_first
+        ):  # before the errors of the other ranks
+            self._output.between(protocol.ERR, f"ncclkv run: {rank} {how(rank.code)}")

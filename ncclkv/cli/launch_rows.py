@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ncclkv.cli import mpi
+from ncclkv.cli import mpirun_search
 from ncclkv.cli.leftovers import RANK_BYTES, SHARED
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.host.alone import library_name
@@ -26,7 +26,7 @@ def rows(ranks: int, here: int) -> Iterator[Row]:
 def library(ranks: int) -> Iterator[Row]:
     """Yield the row of the MPI that this Python loads, which a job of one rank does not need."""
     try:
-        found = mpi.find_library(sys.executable)
+        found = mpirun_search.find_library(sys.executable)
     except LaunchError as error:
         row = refused("MPI library", error, BLOCKS if ranks > 1 else WARNS, "none")
         yield row._replace(used="one rank needs none" if ranks == 1 else "")
@@ -39,13 +39,13 @@ def library(ranks: int) -> Iterator[Row]:
 def mpirun(command: Sequence[str]) -> Iterator[Row]:
     """Yield the row of the mpirun that starts the command, and of another one on ``PATH``."""
     try:
-        library = mpi.find_library(mpi.python_of(command))
+        library = mpirun_search.find_library(mpirun_search.python_of(command))
     except LaunchError:
         why, mend = "mpi4py loads no MPI", "see the row of the MPI library"
         yield Row("mpirun", "not looked for", "", why, mend, BLOCKS)
         return
     try:
-        found = mpi.find_mpirun(command)
+        found = mpirun_search.find_mpirun(command)
     except LaunchError as error:
         yield refused("mpirun", error, found="none of the MPI library")
         return
@@ -53,11 +53,11 @@ def mpirun(command: Sequence[str]) -> Iterator[Row]:
     yield from mpirun_on_path(library)
 
 
-def mpirun_on_path(library: mpi.Library) -> Iterator[Row]:
+def mpirun_on_path(library: mpirun_search.MpiLibrary) -> Iterator[Row]:
     """Yield a row if a user who types ``mpirun`` would start that of another MPI."""
     path = shutil.which("mpirun")
-    version = mpi.version_of(Path(path)) if path else ""
-    if path is None or not version or mpi.starts_jobs_of(library, version):
+    version = mpirun_search.version_of(Path(path)) if path else ""
+    if path is None or not version or mpirun_search.starts_jobs_of(library, version):
         return
     why = f"it starts no job of {library_name(library.name)}, the MPI that mpi4py loads"
     mend = "start jobs by ncclkv run, which finds the right mpirun"

@@ -10,12 +10,12 @@ import socket
 from collections.abc import Iterator
 
 from ncclkv import concurrency
-from ncclkv.cli import wire
+from ncclkv.cli import protocol
 
 ANSWER_SECONDS = 3.0
 """Seconds for a peer that accepted a connection to prove that it is the runner."""
 
-FULL_BYTES = 4 * wire.CHUNK
+FULL_BYTES = 4 * protocol.CHUNK
 """Maximum count of unsent bytes with which more output may be read."""
 
 
@@ -44,7 +44,7 @@ class Link:
 
     def send(self, kind: bytes, data: bytes = b"") -> None:
         """Send a frame after the unsent frames; keep what the connection does not take."""
-        self.unsent += wire.frame(kind, data)
+        self.unsent += protocol.frame(kind, data)
         self.flush()
 
     def flush(self) -> None:
@@ -68,7 +68,7 @@ class Link:
     def receive(self) -> list[tuple[bytes, bytes]]:
         """Return kind and data of the runner's frames that have arrived; raise as `flush` does."""
         try:
-            data = self._connection.recv(wire.CHUNK)
+            data = self._connection.recv(protocol.CHUNK)
         except BlockingIOError:
             return []
         except ConnectionResetError as error:
@@ -76,7 +76,7 @@ class Link:
         if not data:
             raise RunnerEnded
         self._received += data
-        return [*wire.take_frames(self._received)]
+        return [*protocol.take_frames(self._received)]
 
 
 def connect(address: str, rank: int, secret: bytes, seconds: float) -> Link:
@@ -152,13 +152,15 @@ def _targets(address: str) -> Iterator[tuple[int, str | tuple[str, int]]]:
 def _greet(connection: socket.socket, rank: int, secret: bytes) -> socket.socket:
     """Exchange proofs with the runner."""
     connection.settimeout(ANSWER_SECONDS)
-    wire.keep_alive(connection)
-    nonce = os.urandom(wire.NONCE_BYTES)
-    challenge = _receive_exactly(connection, wire.NONCE_BYTES)
-    own = wire.HELLO_FORM.pack(rank, nonce, wire.proof(secret, f"rank {rank}", challenge, nonce))
-    connection.sendall(wire.frame(wire.HELLO, own))
-    expected = wire.proof(secret, "runner", challenge, nonce)
-    if not hmac.compare_digest(_receive_exactly(connection, wire.PROOF_BYTES), expected):
+    protocol.keep_alive(connection)
+    nonce = os.urandom(protocol.NONCE_BYTES)
+    challenge = _receive_exactly(connection, protocol.NONCE_BYTES)
+    own = protocol.HELLO_FORM.pack(
+        rank, nonce, protocol.proof(secret, f"rank {rank}", challenge, nonce)
+    )
+    connection.sendall(protocol.frame(protocol.HELLO, own))
+    expected = protocol.proof(secret, "runner", challenge, nonce)
+    if not hmac.compare_digest(_receive_exactly(connection, protocol.PROOF_BYTES), expected):
         raise ConnectionRefusedError("another program answers there")
     return connection
 

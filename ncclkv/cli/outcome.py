@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ncclkv import notify
-from ncclkv.cli import wire
-from ncclkv.cli.memory import Place
+from ncclkv.cli import protocol
+from ncclkv.cli.rank_pages import PageAddress
 from ncclkv.system import abort
 
 LAST_LINES = 12
@@ -78,7 +78,7 @@ class Rank:
     exits : Exit or None
     broken : str
         The last error of its stores, which the program may have caught; empty without one.
-    pages : dict of (int, int) to Place
+    pages : dict of (int, int) to PageAddress
         Where the pages of its stores are, by process and address.
     mpi : str
         `notify.MPI_BEGINS` inside MPI's start, `notify.MPI_RUNS` after it, else empty.
@@ -108,7 +108,7 @@ class Rank:
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     errors: list[str] = field(default_factory=list)
     place: str = ""
-    pages: dict[tuple[int, int], Place] = field(default_factory=dict)
+    pages: dict[tuple[int, int], PageAddress] = field(default_factory=dict)
 
     def take(self, kind: bytes, text: str, seconds: float) -> bool:
         """Process a frame of the supervisor; an empty kind is the end of the connection.
@@ -118,16 +118,16 @@ class Rank:
         bool
             False for an event that is none: any program may write to the pipe of a rank.
         """
-        if kind == wire.BEGAN:
+        if kind == protocol.BEGAN:
             pid, _, self.host = text.partition(" ")
             self.pid = int(pid)
-        elif kind == wire.STOPPED:
+        elif kind == protocol.STOPPED:
             self.stopped = (int(text), seconds)
-        elif kind == wire.CONTINUED:
+        elif kind == protocol.CONTINUED:
             self.stopped = None
-        elif kind == wire.ENDED:
+        elif kind == protocol.ENDED:
             self.code, self.ended = int(text), seconds
-        elif kind == wire.EVENT:
+        elif kind == protocol.EVENT:
             return self._take_event(text, seconds)
         elif not kind and self.code is None:
             self.lost = seconds
@@ -148,7 +148,7 @@ class Rank:
                 return False
             self.exits = Exit(None if value == notify.UNKNOWN else int(value), seconds)
         elif event == notify.PAGE:
-            place = Place.read(value)
+            place = PageAddress.read(value)
             if place is None:
                 return False
             self.pages[place.pid, place.address] = place

@@ -11,7 +11,7 @@ from io import FileIO, TextIOWrapper
 from pathlib import Path
 
 from ncclkv.cli.lines import Lines
-from ncclkv.cli.wire import ERR, OUT
+from ncclkv.cli.protocol import ERR, OUT
 
 _SUFFIXES = {OUT: "out", ERR: "err"}
 
@@ -41,7 +41,7 @@ class Output:
         }
 
     def feed(self, rank: int, kind: bytes, data: bytes) -> None:
-        """Process a rank's output to its stream `kind`, `wire.OUT` or `wire.ERR`."""
+        """Process a rank's output to its stream `kind`, `protocol.OUT` or `protocol.ERR`."""
         if self._folder is not None:
             try:
                 # Opened each time: a job may have more ranks than a process may have open files.

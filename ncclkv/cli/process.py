@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from ncclkv import env, notify
-from ncclkv.cli import wire
+from ncclkv.cli import protocol
 
 PR_SET_PDEATHSIG = 1
 
@@ -50,7 +50,7 @@ def become(
     os.set_inheritable(events, True)
     pipe = {notify.PIPE: f"{events}:{os.fstat(events).st_ino}"}
     variables = env.for_ranks({**settings, **pipe}, unless_set)
-    variables.pop(wire.SECRET, None)
+    variables.pop(protocol.SECRET, None)
     try:
         os.execvpe(command[0], command, variables)
     except OSError as error:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ncclkv import concurrency, notify
-from ncclkv.cli.memory import Place
 from ncclkv.cli.outcome import Rank
+from ncclkv.cli.rank_pages import PageAddress
 from ncclkv.comm.diagnosis.flight_recorder import NBYTES, FlightRecorder
 from ncclkv.comm.diagnosis.reports import Report, format_ranks
 from ncclkv.system.processes import how
@@ -30,7 +30,9 @@ _TO_THE_RIGHT = {"rank", "pid", "ago"}
 """Columns that end at the right."""
 
 
-def reports(rank: int, clock: int, places: Iterable[Place], pages: Iterable[bytes]) -> list[Report]:
+def reports(
+    rank: int, clock: int, places: Iterable[PageAddress], pages: Iterable[bytes]
+) -> list[Report]:
     """Return the reports of a rank's open stores, the one with the newest call first.
 
     Parameters
@@ -38,7 +40,7 @@ def reports(rank: int, clock: int, places: Iterable[Place], pages: Iterable[byte
     rank : int
     clock : int
         The monotonic clock of the rank's host, in nanoseconds, when the pages were read.
-    places : iterable of Place
+    places : iterable of PageAddress
     pages : iterable of bytes
         Empty for a page that could not be read.
     """

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from ncclkv import env
 from ncclkv.checkpoint.directory import generations
-from ncclkv.cli import allocation, host_lists, hosts, mpi, unreached, waits
+from ncclkv.cli import allocation, host_lists, host_waits, hosts, mpirun_search, unreached
+from ncclkv.cli.failure_report import describe_not_begun, report
 from ncclkv.cli.job import Job, Start
 from ncclkv.cli.options import check, check_for_launcher, describe
 from ncclkv.cli.outcome import Outcome
 from ncclkv.cli.output import create_files, open_missing_streams
-from ncclkv.cli.report import describe_not_begun, report
 from ncclkv.cli.torch_env import LOCAL_RANK
 from ncclkv.errors import LaunchError
 
@@ -56,7 +56,7 @@ def run_with_restarts(start: Start, options: argparse.Namespace) -> int:
         if outcome.code == 0 or outcome.interrupted_by is not None:
             return outcome.code
         warn(report(outcome, f"start {restart + 1} of at most {options.max_restarts + 1}"))
-        if options.max_restarts and waits.is_wait(outcome, start.port is not None):
+        if options.max_restarts and host_waits.is_wait(outcome, start.port is not None):
             waited += 1
             if not wait_for_ranks(outcome, waited):
                 return outcome.code
@@ -76,12 +76,12 @@ def run_with_restarts(start: Start, options: argparse.Namespace) -> int:
 def wait_for_ranks(outcome: Outcome, waited: int) -> bool:
     """Pause after the `waited`-th start in a row that lacked ranks; return whether to go on."""
     who = describe_not_begun(outcome.not_begun)
-    if waited > waits.MOST:
+    if waited > host_waits.MOST:
         warn(f"ncclkv run: no restart: {who} in {waited} starts in a row\n")
         return False
-    seconds = waits.seconds_after(waited)
+    seconds = host_waits.seconds_after(waited)
     warn(f"ncclkv run: {who}: the same start again in {seconds:g} s, which uses up no restart\n")
-    return waits.pause(seconds)
+    return host_waits.pause(seconds)
 
 
 def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
@@ -90,7 +90,7 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
     launcher = hosts.MpiLauncher([])
     if ranks > 1 or slots:
         check_for_launcher(command)
-        launcher = hosts.launcher(mpi.find_mpirun(command), ranks, slots)
+        launcher = hosts.launcher(mpirun_search.find_mpirun(command), ranks, slots)
     settings = {**launcher.settings, "NCCLKV_RESTART": "0"}
     if options.checkpoint is not None:
         settings["NCCLKV_CHECKPOINT"] = str(options.checkpoint.absolute())

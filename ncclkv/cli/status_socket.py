@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ncclkv import concurrency
-from ncclkv.cli import memory, wire
+from ncclkv.cli import protocol, rank_pages
 from ncclkv.cli.connections import Connections
-from ncclkv.cli.memory import Place
 from ncclkv.cli.outcome import Rank
+from ncclkv.cli.rank_pages import PageAddress
 
 if TYPE_CHECKING:
     from ncclkv.comm.diagnosis.reports import Report
@@ -51,7 +51,7 @@ class StatusSocket:
         self._clients: list[socket.socket] = []
         self._due = 0.0
         self._begin = concurrency.monotonic()
-        self._asked: dict[int, list[Place]] = {}
+        self._asked: dict[int, list[PageAddress]] = {}
         self._pieces: dict[int, bytearray] = {}
         self._known: dict[int, list[Report]] = {}
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -82,7 +82,7 @@ class StatusSocket:
         for rank in self._ranks.values():
             places = self._asked[rank.index] = [*rank.pages.values()]
             request = "\n".join(map(str, places)).encode()
-            if not rank.over and self._connections.send_to(rank.index, wire.LOOK, request):
+            if not rank.over and self._connections.send_to(rank.index, protocol.LOOK, request):
                 self._pieces[rank.index] = bytearray()
 
     def take(self, index: int, piece: bytes) -> None:
@@ -96,7 +96,7 @@ class StatusSocket:
 
         data = bytes(self._pieces.pop(index))
         with suppress(ValueError):
-            clock, pages = memory.unpack(data)
+            clock, pages = rank_pages.unpack(data)
             self._known[index] = reports(index, clock, self._asked[index], pages)
 
     def look(self) -> None:

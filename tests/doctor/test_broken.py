@@ -123,7 +123,9 @@ def test_no_mpi(tmp_path: Path) -> None:
 
 def test_no_mpirun_of_the_library(tmp_path: Path) -> None:
     """Check a library whose mpirun is not there, beside that of another MPI."""
-    program = "import ncclkv.cli.mpi as mpi\nmpi._FAMILIES = {'MPICH': ('not there',)}"
+    program = (
+        "import ncclkv.cli.mpirun_search as search\nsearch._FAMILIES = {'MPICH': ('not there',)}"
+    )
     lines = f"import sys\nif 'doctor' in sys.orig_argv:\n    exec({program!r})"
     told = doctor("-n", "2", first=[at_start(tmp_path, lines)])
     row = blocked(told, "mpirun")

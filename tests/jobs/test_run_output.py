@@ -158,7 +158,7 @@ def test_without_a_connection_output_takes_the_way_of_mpirun() -> None:
         sys.executable,
         "-I",
         "-S",
-        str(ROOT / "ncclkv/cli/rank.py"),
+        str(ROOT / "ncclkv/cli/supervisor.py"),
         "@ncclkv-run-nobody",
     )
     launcher = (str(Path(sys.executable).with_name("mpirun")), "-n", "2", "-prepend-rank")

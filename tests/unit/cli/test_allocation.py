@@ -7,7 +7,7 @@ import os
 import pytest
 
 from ncclkv import env
-from ncclkv.cli import allocation, main, mpi
+from ncclkv.cli import allocation, main, mpirun_search
 from ncclkv.errors import LaunchError
 
 SLURM = {"SLURM_JOB_ID": "7"}
@@ -85,8 +85,8 @@ def test_hosts_without_numbers_on_the_command_line_are_counted_aloud(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nodes").write_text("a slots=2\nb\n")
-    found = mpi.Mpirun("mpirun", "HYDRA build details:")
-    monkeypatch.setattr(mpi, "find_mpirun", lambda command: found)
+    found = mpirun_search.Mpirun("mpirun", "HYDRA build details:")
+    monkeypatch.setattr(mpirun_search, "find_mpirun", lambda command: found)
     assert main(["run", *options, "--dry-run", "--", "true"]) == 0
     assert capsys.readouterr().err == said
 

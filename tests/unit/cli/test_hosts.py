@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ncclkv.cli import allocation, hosts
-from ncclkv.cli.mpi import Mpirun
+from ncclkv.cli.mpirun_search import Mpirun
 from ncclkv.errors import LaunchError
 
 MPICH = Mpirun("/mpich/mpirun", "HYDRA build details:\n    Version: 5.0.2")

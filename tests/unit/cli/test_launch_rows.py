@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ncclkv.cli import launch_rows
-from ncclkv.cli.mpi import Library
+from ncclkv.cli.mpirun_search import MpiLibrary
 from ncclkv.doctor.rows import BLOCKS, OK, WARNS, Report, Row
 
 
@@ -46,7 +46,7 @@ def test_an_mpirun_of_another_mpi_on_path(
     script = tmp_path / "mpirun"
     script.write_text(f"#!/bin/sh\nprintf '%s' '{version}'\n")
     script.chmod(0o755)
-    library = Library("MPICH Version: 5.0.2", None)
+    library = MpiLibrary("MPICH Version: 5.0.2", None)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     rows = [*launch_rows.mpirun_on_path(library)]
     assert [row.found for row in rows] == found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ncclkv.cli import lines
-from ncclkv.cli.launcher import LauncherStream
+from ncclkv.cli.launcher_output import LauncherStream
 from ncclkv.cli.lines import Lines
 
 

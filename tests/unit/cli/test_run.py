@@ -12,8 +12,8 @@ import pytest
 
 import ncclkv
 from ncclkv import concurrency
-from ncclkv.cli import main, mpi, run
-from ncclkv.cli.mpi import Library
+from ncclkv.cli import main, mpirun_search, run
+from ncclkv.cli.mpirun_search import MpiLibrary
 from ncclkv.cli.outcome import Outcome, Rank
 from ncclkv.errors import LaunchError
 
@@ -36,13 +36,13 @@ def places(tmp_path, monkeypatch):
         (tmp_path / name).mkdir(parents=True)
     python = mpirun(tmp_path / "python" / "python3", "")
     monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:/usr/bin:/bin")
-    monkeypatch.setattr(mpi, "python_of", lambda command: str(python))
+    monkeypatch.setattr(mpirun_search, "python_of", lambda command: str(python))
     return tmp_path
 
 
 def loads(monkeypatch, name: str, path: Path | None) -> None:
     """Let mpi4py load this MPI."""
-    monkeypatch.setattr(mpi, "find_library", lambda python: Library(name, path))
+    monkeypatch.setattr(mpirun_search, "find_library", lambda python: MpiLibrary(name, path))
 
 
 def test_mpirun_of_the_library_goes_before_others(places, monkeypatch):
@@ -50,14 +50,14 @@ def test_mpirun_of_the_library_goes_before_others(places, monkeypatch):
     mpirun(places / "path/mpirun", MPICH)
     mpirun(places / "python/mpirun", MPICH)
     own = mpirun(places / "prefix/bin/mpirun", MPICH)
-    assert mpi.find_mpirun(["python"]).path == str(own)
+    assert mpirun_search.find_mpirun(["python"]).path == str(own)
 
 
 def test_mpirun_of_another_mpi_is_ignored(places, monkeypatch):
     loads(monkeypatch, "Open MPI v5.0.3, package", places / "prefix/lib/libmpi.so.40")
     mpirun(places / "prefix/bin/mpirun", MPICH)
     own = mpirun(places / "path/mpirun", OPEN_MPI)
-    found = mpi.find_mpirun(["python"])
+    found = mpirun_search.find_mpirun(["python"])
     assert found.path == str(own)
     assert found.is_open_mpi
     assert not found.is_hydra
@@ -67,7 +67,7 @@ def test_no_matching_mpirun_is_an_error(places, monkeypatch):
     loads(monkeypatch, "Open MPI v5.0.3, package", None)
     other = mpirun(places / "path/mpirun", MPICH)
     with pytest.raises(LaunchError) as error:
-        mpi.find_mpirun(["python"])
+        mpirun_search.find_mpirun(["python"])
     assert "there is no mpirun of Open MPI v5.0.3, package" in str(error.value)
     assert f"there is {other} (HYDRA build details:), which is of another MPI" in str(error.value)
     assert "-m pip install 'ncclkv[mpi]'" in str(error.value)
@@ -82,7 +82,7 @@ def test_without_mpi4py_the_command_is_named(tmp_path):
     with pytest.raises(
         LaunchError, match=r"cannot load MPI.*No module named 'mpi4py'.*pip install"
     ):
-        mpi.find_mpirun([str(python), "train.py"])
+        mpirun_search.find_mpirun([str(python), "train.py"])
 
 
 def test_newest_checkpoint_is_complete(tmp_path):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ncclkv.cli.launcher import LauncherStream
+from ncclkv.cli.failure_report import report
+from ncclkv.cli.launcher_output import LauncherStream
 from ncclkv.cli.outcome import Outcome, Rank
-from ncclkv.cli.report import report
 from ncclkv.cli.unreached import ask_ssh
 
 HYDRA = "[mpiexec@login] ui_cmd_cb (/mpich/src/pm/hydra/mpiexec/pmiserv_pmci.c:51): Launch failed."

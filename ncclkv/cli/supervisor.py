@@ -1,7 +1,7 @@
 """Supervise one rank: start the command, send its output and its end to ``ncclkv run``.
 
-mpirun starts ``python rank.py ADDRESS COMMAND ...``.  Before the address may stand ``--torch-env``,
-and ``--alone`` without mpirun: variables of launchers then belong to another job.
+mpirun starts ``python supervisor.py ADDRESS COMMAND ...``.  Before the address may stand
+``--torch-env``, and ``--alone`` without mpirun: variables of launchers then belong to another job.
 
 Launchers report the end of a rank late, wrongly or not at all, and kill the other ranks at once.
 The supervisor reports the end by a connection of its own.  The launcher sees the exit of the
@@ -35,7 +35,7 @@ if __name__ == "__main__":
     _skip_package_imports()
 
 from ncclkv import concurrency, env  # noqa: E402
-from ncclkv.cli import descendants, memory, process, torch_env, wire  # noqa: E402
+from ncclkv.cli import descendants, process, protocol, rank_pages, torch_env  # noqa: E402
 from ncclkv.cli.link import FULL_BYTES, Link, RunnerEnded, connect  # noqa: E402
 
 ALONE = "--alone"
@@ -86,7 +86,7 @@ class Supervisor:
     def meet(self) -> str:
         """Return address and port for the ranks of torch, from rank 0; empty if none arrive."""
         if self._rank == 0:
-            self._send(wire.MASTER, f"{os.uname().nodename} {torch_env.free_port()}".encode())
+            self._send(protocol.MASTER, f"{os.uname().nodename} {torch_env.free_port()}".encode())
         limit = concurrency.monotonic() + MASTER_SECONDS
         while not self._master and self._link and (left := limit - concurrency.monotonic()) > 0:
             self._turn(left)
@@ -106,7 +106,7 @@ class Supervisor:
             unread = process.readable_bytes(source)
             while unread > 0:
                 unread -= self._read(source)
-        self._send(wire.ENDED, b"%d" % self._code)
+        self._send(protocol.ENDED, b"%d" % self._code)
         begin = concurrency.monotonic()
         while (left := begin + self._delay() - concurrency.monotonic()) > 0:
             self._turn(left)
@@ -127,7 +127,7 @@ class Supervisor:
         self, command: list[str], settings: Mapping[str, str], unless_set: Mapping[str, str]
     ) -> None:
         """Start the command with pipes as its streams, or with those of this process."""
-        outs = {1: wire.OUT, 2: wire.ERR} if self._link is not None else {}
+        outs = {1: protocol.OUT, 2: protocol.ERR} if self._link is not None else {}
         pipes = {descriptor: os.pipe() for descriptor in outs}
         events, events_sink = os.pipe()
         os.set_blocking(events_sink, False)
@@ -139,8 +139,8 @@ class Supervisor:
         for descriptor, (source, sink) in pipes.items():
             os.close(sink)
             self._sources[source] = outs[descriptor]
-        self._sources[events] = wire.EVENT
-        self._send(wire.BEGAN, f"{self._child} {os.uname().nodename}".encode())
+        self._sources[events] = protocol.EVENT
+        self._send(protocol.BEGAN, f"{self._child} {os.uname().nodename}".encode())
 
     def _turn(self, seconds: float | None) -> None:
         """Wait for an event up to `seconds`, and process it."""
@@ -166,18 +166,18 @@ class Supervisor:
 
     def _obey(self, kind: bytes, data: bytes) -> None:
         """Process a frame of the runner; the end of a killed command is still reported."""
-        if kind == wire.MASTER:
+        if kind == protocol.MASTER:
             self._master = data.decode()
-        elif kind == wire.SIGNAL and self._child and self._code is None:
+        elif kind == protocol.SIGNAL and self._child and self._code is None:
             os.kill(self._child, int(data))
-        elif kind == wire.LOOK:
-            pages = memory.pack(data.decode())
-            for start in range(0, len(pages), wire.CHUNK):
-                self._send(wire.PAGES, pages[start : start + wire.CHUNK])
-            self._send(wire.PAGES, b"")
-        elif kind in (wire.KILL, wire.ALL_ENDED):
+        elif kind == protocol.LOOK:
+            pages = rank_pages.pack(data.decode())
+            for start in range(0, len(pages), protocol.CHUNK):
+                self._send(protocol.PAGES, pages[start : start + protocol.CHUNK])
+            self._send(protocol.PAGES, b"")
+        elif kind in (protocol.KILL, protocol.ALL_ENDED):
             self._released = True
-        if kind == wire.KILL:
+        if kind == protocol.KILL:
             self._killed = True
             if not self._child:  # the command has not begun
                 os.killpg(0, signal.SIGKILL)
@@ -198,18 +198,18 @@ class Supervisor:
 
     def _read(self, source: int) -> int:
         """Forward up to a frame from one of the command's pipes; return its length."""
-        data = os.read(source, wire.CHUNK)
+        data = os.read(source, protocol.CHUNK)
         kind = self._sources[source]
         if not data:
             del self._sources[source]
             os.close(source)
-        elif kind != wire.EVENT:
+        elif kind != protocol.EVENT:
             self._send(kind, data)
         else:
             *lines, rest = (self._events + data).split(b"\n")
             self._events = rest[-_EVENT_BYTES:]
             for line in filter(None, lines):
-                self._send(wire.EVENT, line[:_EVENT_BYTES])
+                self._send(protocol.EVENT, line[:_EVENT_BYTES])
         return len(data)
 
     def _send(self, kind: bytes, data: bytes) -> None:
@@ -221,8 +221,8 @@ class Supervisor:
         if self._link is not None:
             with self._link_errors():
                 self._link.send(kind, data)
-        elif kind in (wire.OUT, wire.ERR):
-            process.write(1 if kind == wire.OUT else 2, data)
+        elif kind in (protocol.OUT, protocol.ERR):
+            process.write(1 if kind == protocol.OUT else 2, data)
 
     def _reap(self) -> None:
         """Process stops, continuations and the end of the command."""
@@ -232,9 +232,9 @@ class Supervisor:
             if not pid:
                 return
             if os.WIFSTOPPED(status):
-                self._send(wire.STOPPED, b"%d" % os.WSTOPSIG(status))
+                self._send(protocol.STOPPED, b"%d" % os.WSTOPSIG(status))
             elif os.WIFCONTINUED(status):
-                self._send(wire.CONTINUED, b"")
+                self._send(protocol.CONTINUED, b"")
             else:
                 self._code = os.waitstatus_to_exitcode(status)
 
@@ -249,7 +249,7 @@ def main(options: Set[str], address: str, command: list[str]) -> int:
     descendants.adopt()
     link = None
     try:
-        secret = env.for_ranks({}, {}).get(wire.SECRET, "")
+        secret = env.for_ranks({}, {}).get(protocol.SECRET, "")
         link = connect(address, rank, secret.encode(), CONNECT_SECONDS)
     except OSError as error:
         _warn(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ncclkv import notify
-from ncclkv.cli import wire
+from ncclkv.cli import protocol
+from ncclkv.cli.failure_report import report
 from ncclkv.cli.outcome import Outcome, Rank
-from ncclkv.cli.report import report
 
 
 def outcome(*ranks: Rank, launcher: int = 9, words: tuple[str, ...] = ()) -> Outcome:
@@ -30,7 +30,7 @@ def lost(number: int) -> Rank:
 
 def fails(each: Rank, reason: str, seconds: float) -> None:
     """Let a rank report its failure, and print the reason."""
-    each.take(wire.EVENT, f"{notify.PREFIX}{notify.FAILED} {reason}", seconds)
+    each.take(protocol.EVENT, f"{notify.PREFIX}{notify.FAILED} {reason}", seconds)
     each.keep_line(FAILED.format(each.index, reason))
 
 
@@ -164,7 +164,7 @@ def test_unconnected_ranks_are_judged_by_the_launchers_exit_code():
 def test_a_rank_that_ends_before_the_start_of_mpi():
     waiting = [rank(0, -6, 9.0), rank(2, None)]
     for each in waiting:
-        each.take(wire.EVENT, notify.PREFIX + notify.MPI_BEGINS, 1.0)
+        each.take(protocol.EVENT, notify.PREFIX + notify.MPI_BEGINS, 1.0)
     ended = outcome(waiting[0], rank(1), waiting[1])
     first = report(ended, "").splitlines()[0]
     assert first.endswith(
@@ -200,14 +200,14 @@ def test_the_watchdogs_text_is_the_reason():
 
 def exits(each: Rank, code: str, seconds: float) -> Rank:
     """Let a rank report the beginning of its exit."""
-    assert each.take(wire.EVENT, f"{notify.PREFIX}{notify.EXITS} {code}", seconds)
+    assert each.take(protocol.EVENT, f"{notify.PREFIX}{notify.EXITS} {code}", seconds)
     return each
 
 
 def survives(each: Rank, seconds: float) -> Rank:
     """Let a rank catch the failure of rank 1, and report the beginning of its exit."""
     broken = f"{notify.PREFIX}{notify.BROKEN} RankLost: rank 1 left"
-    assert each.take(wire.EVENT, broken, seconds)
+    assert each.take(protocol.EVENT, broken, seconds)
     return exits(each, "5", seconds)
 
 
@@ -235,7 +235,7 @@ def test_a_rank_that_exits_with_0_while_others_exit_by_themselves(code):
 def test_a_rank_that_has_overcome_a_failure_fails_on_its_own():
     each = survives(rank(0, 5, 6.0), 5.0)
     assert each.follows
-    assert each.take(wire.EVENT, f"{notify.PREFIX}{notify.BROKEN} ", 5.5)
+    assert each.take(protocol.EVENT, f"{notify.PREFIX}{notify.BROKEN} ", 5.5)
     assert not each.follows
 
 
@@ -256,7 +256,7 @@ def test_a_rank_that_has_overcome_a_failure_fails_on_its_own():
 )
 def test_a_line_that_is_no_event(text):
     fine = rank(0, 0, 1.0)
-    assert not fine.take(wire.EVENT, text, 0.5)
+    assert not fine.take(protocol.EVENT, text, 0.5)
     assert outcome(fine, launcher=0).code == 0
 
 

@@ -1,4 +1,4 @@
-"""Wire format between ``ncclkv run`` and the supervisors of its ranks: frames, and proofs.
+"""Protocol of ``ncclkv run`` and the supervisors of its ranks: frames, and proofs.
 
 Both send frames: a kind (a byte), a length (four bytes) and that many bytes.
 

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from ncclkv.cli import rank
+from ncclkv.cli import supervisor
 from tests.harness.slow import stretched
 
-STARTED = [sys.executable, "-I", "-S", rank.__file__]
+STARTED = [sys.executable, "-I", "-S", supervisor.__file__]
 
 
 NOBODY = "@ncclkv-run-nobody"
@@ -69,6 +69,8 @@ def test_the_supervisor_imports_few_modules():
     listing = f"import runpy, sys; sys.argv = ['', '{NOBODY}', 'true']\n"
     listing += "try: runpy.run_path(sys.orig_argv[-1], run_name='__main__')\n"
     listing += "except SystemExit: print(*sys.modules)"
-    loaded = subprocess.check_output([sys.executable, "-I", "-S", "-c", listing, rank.__file__])
+    loaded = subprocess.check_output(
+        [sys.executable, "-I", "-S", "-c", listing, supervisor.__file__]
+    )
     assert b"ncclkv.env" in loaded
     assert b"numpy" not in loaded

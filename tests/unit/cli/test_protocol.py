@@ -16,24 +16,30 @@ from queue import SimpleQueue
 
 import pytest
 
-from ncclkv.cli import connections, link, wire
+from ncclkv.cli import connections, link, protocol
 from ncclkv.cli.connections import Connections
 from tests.harness.slow import stretched
 
 
 def test_frames_from_pieces():
-    stream = wire.frame(wire.OUT, b"abc") + wire.frame(wire.STOPPED) + wire.frame(wire.ERR, b"\n\0")
+    stream = (
+        protocol.frame(protocol.OUT, b"abc")
+        + protocol.frame(protocol.STOPPED)
+        + protocol.frame(protocol.ERR, b"\n\0")
+    )
     received, found = bytearray(), []
     for at in range(len(stream)):
         received += stream[at : at + 1]
-        found += wire.take_frames(received)
+        found += protocol.take_frames(received)
     assert not received
-    assert found == [(wire.OUT, b"abc"), (wire.STOPPED, b""), (wire.ERR, b"\n\0")]
+    assert found == [(protocol.OUT, b"abc"), (protocol.STOPPED, b""), (protocol.ERR, b"\n\0")]
 
 
 def test_a_frame_that_is_too_long():
     with pytest.raises(OSError, match="a frame of 65537 bytes, and 65536 are allowed"):
-        list(wire.take_frames(bytearray(wire.frame(wire.OUT, bytes(wire.CHUNK + 1)))))
+        list(
+            protocol.take_frames(bytearray(protocol.frame(protocol.OUT, bytes(protocol.CHUNK + 1))))
+        )
 
 
 class Runner:
@@ -51,8 +57,8 @@ class Runner:
 
     def _take(self, rank: int, kind: bytes, data: bytes) -> None:
         self.taken.append((rank, kind, data))
-        if kind == wire.OUT:
-            self.connections.send(wire.ALL_ENDED)
+        if kind == protocol.OUT:
+            self.connections.send(protocol.ALL_ENDED)
 
     def _run(self) -> None:
         while not self._ends:
@@ -104,28 +110,28 @@ def unproven(made: Connections) -> int:
 
 def test_frames_go_both_ways(runner):
     peer = connect(runner, 1)
-    peer.send(wire.BEGAN, b"7 here")
-    peer.send(wire.OUT, b"x")
-    runner.wait_for((1, wire.BEGAN, b"7 here"), (1, wire.OUT, b"x"))
+    peer.send(protocol.BEGAN, b"7 here")
+    peer.send(protocol.OUT, b"x")
+    runner.wait_for((1, protocol.BEGAN, b"7 here"), (1, protocol.OUT, b"x"))
     kinds: list[tuple[bytes, bytes]] = []
     limit = time.monotonic() + stretched(5)
     while not kinds and time.monotonic() < limit:
         kinds = peer.receive()
-    assert kinds == [(wire.ALL_ENDED, b"")]
+    assert kinds == [(protocol.ALL_ENDED, b"")]
     peer._connection.close()
     runner.wait_for(*runner.taken[:2], (1, b"", b""))
 
 
 def test_a_rank_that_connects_later_gets_the_first_frames_too(runner):
     connect(runner, 0)
-    send = partial(runner.connections.send, wire.MASTER, b"node1 29500", also_later=True)
+    send = partial(runner.connections.send, protocol.MASTER, b"node1 29500", also_later=True)
     runner.call(send)
     for peer in (*runner.links, connect(runner, 1)):
         found: list[tuple[bytes, bytes]] = []
         limit = time.monotonic() + stretched(5)
         while not found and time.monotonic() < limit:
             found = peer.receive()
-        assert found == [(wire.MASTER, b"node1 29500")]
+        assert found == [(protocol.MASTER, b"node1 29500")]
 
 
 @pytest.mark.parametrize(
@@ -142,24 +148,24 @@ def test_a_rank_has_one_connection(runner):
     first = connect(runner, 0)
     with pytest.raises(OSError, match="closed before it was proven|reset"):
         connect(runner, 0)
-    first.send(wire.OUT, b"still")
-    runner.wait_for((0, wire.OUT, b"still"))
+    first.send(protocol.OUT, b"still")
+    runner.wait_for((0, protocol.OUT, b"still"))
 
 
 def test_peers_without_proofs_do_not_disturb_ranks(runner, monkeypatch):
     """Check peers that send too little, too much, nothing or no proof; many at once."""
     monkeypatch.setattr(connections, "_SPARE", 3)
     strangers = []
-    short = wire.frame(wire.HELLO, b"1")
-    ended = wire.frame(wire.ENDED, bytes(wire.HELLO_FORM.size))
+    short = protocol.frame(protocol.HELLO, b"1")
+    ended = protocol.frame(protocol.ENDED, bytes(protocol.HELLO_FORM.size))
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"", os.urandom(500), short, ended) * 5:
         family, target = list(link._targets(runner.connections.address))[-1]
         strangers.append(socket.socket(family))
         strangers[-1].connect(target)
         strangers[-1].send(data)
     peer = connect(runner, 0)
-    peer.send(wire.OUT, b"x")
-    runner.wait_for((0, wire.OUT, b"x"))
+    peer.send(protocol.OUT, b"x")
+    runner.wait_for((0, protocol.OUT, b"x"))
     addresses = len(list(link._targets(runner.connections.address)))
     assert unproven(runner.connections) <= 2 * addresses + 3
     for each in strangers:
@@ -195,7 +201,7 @@ def test_a_proof_past_the_deadline_is_refused(alone, monkeypatch):
     for key in sorted(ready, key=lambda each: each.data != made._accept):
         key.data()
     assert unproven(made) == 1
-    assert old.recv(1 << 10)[wire.NONCE_BYTES :] == b""
+    assert old.recv(1 << 10)[protocol.NONCE_BYTES :] == b""
     old.close()
     new.close()
 
@@ -276,9 +282,9 @@ def test_a_wrong_proof_of_the_runner_is_refused():
 
     def answer() -> None:
         connection, _ = server.accept()
-        connection.sendall(bytes(wire.NONCE_BYTES))
-        connection.recv(len(wire.frame(wire.HELLO)) + wire.HELLO_FORM.size)
-        connection.sendall(bytes(wire.PROOF_BYTES))
+        connection.sendall(bytes(protocol.NONCE_BYTES))
+        connection.recv(len(protocol.frame(protocol.HELLO)) + protocol.HELLO_FORM.size)
+        connection.sendall(bytes(protocol.PROOF_BYTES))
         connection.close()
 
     thread = threading.Thread(target=answer)
@@ -318,7 +324,7 @@ def test_an_error_while_printing_does_not_close_the_connection():
     peer = connections._Peer(ours, time.monotonic(), rank=0)
     made._peers.append(peer)
     made._read_from(peer)
-    theirs.send(wire.frame(wire.OUT, b"x"))
+    theirs.send(protocol.frame(protocol.OUT, b"x"))
     with pytest.raises(OSError, match="No space left"):
         made._read(peer)
     assert made.open
@@ -330,11 +336,11 @@ def test_an_error_while_printing_does_not_close_the_connection():
 def test_a_rank_can_be_made_to_wait(runner):
     peer = connect(runner, 0)
     runner.call(partial(runner.connections.pause, {0}))
-    peer.send(wire.ERR, b"later")
+    peer.send(protocol.ERR, b"later")
     time.sleep(0.2)
     assert runner.taken == []
     runner.call(partial(runner.connections.pause, set()))
-    runner.wait_for((0, wire.ERR, b"later"))
+    runner.wait_for((0, protocol.ERR, b"later"))
 
 
 def test_unread_output_is_bounded(runner):
@@ -343,7 +349,7 @@ def test_unread_output_is_bounded(runner):
     runner.call(partial(runner.connections.pause, {0}))
     sent = 0
     while len(peer.unsent) <= link.FULL_BYTES:
-        peer.send(wire.ERR, bytes(wire.CHUNK))
+        peer.send(protocol.ERR, bytes(protocol.CHUNK))
         sent += 1
     assert sent < 500
     runner.call(partial(runner.connections.pause, set()))

@@ -39,7 +39,7 @@ _FAMILIES = {
 }
 
 
-class Library(NamedTuple):
+class MpiLibrary(NamedTuple):
     """The MPI that mpi4py loads.
 
     Attributes
@@ -112,7 +112,7 @@ def python_of(command: Sequence[str]) -> str:
     return (shutil.which(command[0]) if named else None) or sys.executable
 
 
-def find_library(python: str) -> Library:
+def find_library(python: str) -> MpiLibrary:
     """Return the MPI that a Python loads, in a process of its own: MPI is not loaded here."""
     try:
         run = _run(python, "-c", _PROGRAM)
@@ -129,7 +129,7 @@ def find_library(python: str) -> Library:
             f"{python} -m pip install 'ncclkv[mpi]'"
         )
     name, *paths = run.stdout.splitlines()
-    return Library(" ".join(name.split()), Path(paths[0]) if paths else None)
+    return MpiLibrary(" ".join(name.split()), Path(paths[0]) if paths else None)
 
 
 def version_of(mpirun: Path) -> str:
@@ -148,14 +148,14 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def starts_jobs_of(library: Library, version: str) -> bool:
+def starts_jobs_of(library: MpiLibrary, version: str) -> bool:
     """Return whether the mpirun with this version text starts jobs of `library`.
 
     Examples
     --------
-    >>> starts_jobs_of(Library("MPICH Version: 4.2", None), "HYDRA build details:")
+    >>> starts_jobs_of(MpiLibrary("MPICH Version: 4.2", None), "HYDRA build details:")
     True
-    >>> starts_jobs_of(Library("Open MPI v5.0.3", None), "HYDRA build details:")
+    >>> starts_jobs_of(MpiLibrary("Open MPI v5.0.3", None), "HYDRA build details:")
     False
     """
     words = next((words for family, words in _FAMILIES.items() if family in library.name), None)
@@ -164,7 +164,7 @@ def starts_jobs_of(library: Library, version: str) -> bool:
     return any(word in version for word in words)
 
 
-def _candidates(library: Library, beside: Path) -> Iterator[Path]:
+def _candidates(library: MpiLibrary, beside: Path) -> Iterator[Path]:
     """Yield possible mpiruns once each: beside the library, beside Python, on PATH."""
     folders = [] if library.path is None else [each / "bin" for each in library.path.parents]
     places = [folder / name for folder in (*folders, beside) for name in _NAMES]

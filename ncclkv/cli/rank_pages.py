@@ -20,16 +20,16 @@ _MOST_BYTES = 1 << 24
 """Limit of one page; a longer one is not read."""
 
 
-class Place(NamedTuple):
-    """Place of a page: the process, and address and length in bytes in its memory."""
+class PageAddress(NamedTuple):
+    """Address of a page: the process, and the address and length in bytes in its memory."""
 
     pid: int
     address: int
     nbytes: int
 
     @classmethod
-    def read(cls, text: str) -> Place | None:
-        """Return the place of a text such as ``"17 4096 100"``; None if the text is none."""
+    def read(cls, text: str) -> PageAddress | None:
+        """Return the address in a text such as ``"17 4096 100"``; None if the text is none."""
         words = text.split()
         if len(words) != len(cls._fields) or not all(word.isdecimal() for word in words):
             return None
@@ -40,14 +40,14 @@ class Place(NamedTuple):
 
 
 def pack(request: str) -> bytes:
-    """Return this host's clock, and the pages at the places that a request names, a line each."""
-    places = [Place.read(line) for line in request.splitlines()]
+    """Return this host's clock, and the pages at the addresses in a request, a line each."""
+    places = [PageAddress.read(line) for line in request.splitlines()]
     pages = [b"" if place is None else _page(place) for place in places]
     parts = [part for page in pages for part in (_LENGTH.pack(len(page)), page)]
     return zlib.compress(b"".join([_CLOCK.pack(concurrency.monotonic_ns()), *parts]), 1)
 
 
-def _page(place: Place) -> bytes:
+def _page(place: PageAddress) -> bytes:
     """Return the bytes of a page; empty if they cannot be read."""
     if place.nbytes > _MOST_BYTES:
         return b""
