@@ -33,12 +33,12 @@ def main(options: argparse.Namespace) -> int:
     """Print a table of this process, of the launcher's ranks, or of ranks that are started here."""
     # Other commands need none of these modules.
     from ncclkv.cli import examined
-    from ncclkv.doctor import table
+    from ncclkv.doctor import report_table
 
     def text(found: examined.Examined) -> str:
         if not options.json:
-            return table.text(found.merged, found.about)
-        read = table.json_object(found.merged, found.about, found.size)
+            return report_table.text(found.merged, found.about)
+        read = report_table.json_object(found.merged, found.about, found.size)
         return json.dumps(read, indent=2) + "\n"
 
     if options.n is not None and options.n < 1:
@@ -61,4 +61,4 @@ def main(options: argparse.Namespace) -> int:
     else:
         found = examined.rank_0(env.launched_size() or 1, test=test, text=text)
     sys.stdout.write(text(found))
-    return int(table.blocks(found.merged))
+    return int(report_table.blocks(found.merged))

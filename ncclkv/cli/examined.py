@@ -18,11 +18,11 @@ from typing import NamedTuple
 from ncclkv import env
 from ncclkv.cli import launch_rows
 from ncclkv.comm.diagnosis.reports import format_ranks
-from ncclkv.doctor import gpus, host, selftest, variables, versions
-from ncclkv.doctor.child import tell, told
+from ncclkv.doctor import gpus, machine, selftest, variables, versions
 from ncclkv.doctor.last_words import if_killed
-from ncclkv.doctor.merge import Merged, merge
-from ncclkv.doctor.rows import BLOCKS, OK, WARNS, Report, Row, from_json, to_json
+from ncclkv.doctor.merged_rows import Merged, merge
+from ncclkv.doctor.probe import tell, told
+from ncclkv.doctor.rows import BLOCKS, OK, WARNS, RankRows, Row, from_json, to_json
 
 _SECONDS = 120.0
 _END_SECONDS = 15.0
@@ -51,7 +51,7 @@ def examine(ranks: int) -> Iterator[Row]:
         "versions": versions.rows,
         "variables": variables.rows,
         "MPI and /dev/shm": lambda: launch_rows.rows(ranks, here),
-        "host": lambda: host.rows(here, several_hosts=here < ranks),
+        "host": lambda: machine.rows(here, several_hosts=here < ranks),
         "GPUs": gpus.rows,
     }
     for subject, probe in probes.items():
@@ -67,7 +67,7 @@ def rank_0(ranks: int, *, test: bool, text: Callable[[Examined], str]) -> Examin
 
     `text` formats the rows that are written if the launcher kills this process.
     """
-    own = Report(0, socket.gethostname(), [*examine(ranks)])
+    own = RankRows(0, socket.gethostname(), [*examine(ranks)])
     why = "the launcher killed all ranks, as it does when one of them crashes in MPI's start"
     killed = Row("self-test", "killed", "", why, "the other rows come first", BLOCKS)
     with if_killed(text(_put_together([own], ranks, [], [Merged(killed)]))):
@@ -84,7 +84,7 @@ def later_rank(*, test: bool) -> None:
     stays 0: launchers kill the other ranks for another code, before rank 0 has shown the table.
     """
     rank, ranks = env.launched_rank() or 0, env.launched_size() or 2
-    own = Report(rank, socket.gethostname(), [*examine(ranks)])
+    own = RankRows(rank, socket.gethostname(), [*examine(ranks)])
     ended = selftest.ask_trial(own, test=test)
     if not ended.problem:
         return
@@ -103,7 +103,7 @@ def command_of_rank(*, test: bool) -> list[str]:
 def tell_parent(*, test: bool) -> None:
     """Examine this rank, and write its rows to its standard output, those of its trial later."""
     ranks = env.launched_size() or 1
-    own = Report(env.launched_rank() or 0, socket.gethostname(), [*examine(ranks)])
+    own = RankRows(env.launched_rank() or 0, socket.gethostname(), [*examine(ranks)])
     tell("report", to_json(own))
     ended = selftest.ask_trial(own, test=test)
     trial = own._replace(rows=[*selftest.rows(ended)])
@@ -115,9 +115,9 @@ def started(
 ) -> Examined:
     """Start ranks by ``ncclkv run``, and examine each; `named` are hosts that the user named."""
     first = [*launch_rows.mpirun(command)] if ranks > 1 or named else []
-    first += [host.names("named hosts", named, needed=True)] if named else []
+    first += [machine.names("named hosts", named, needed=True)] if named else []
     if any(row.level == BLOCKS for row in first):
-        own = Report(0, socket.gethostname(), [*examine(ranks)])
+        own = RankRows(0, socket.gethostname(), [*examine(ranks)])
         used = "not started; the rows below are of this host"
         first.insert(0, Row("ranks", str(ranks), used, "see the rows that block"))
         return _put_together([own], ranks, first, [])
@@ -133,7 +133,7 @@ def started(
         mend = "see the row of the ranks"
         trial_rows.append(Merged(Row("self-test", "not finished", "", why, mend, level)))
     if not reports:
-        reports = [Report(0, socket.gethostname(), [*examine(ranks)])]
+        reports = [RankRows(0, socket.gethostname(), [*examine(ranks)])]
         row = launch_rows.ranks(ranks, [], failure)
         first.insert(0, row._replace(used="the rows below are of this host"))
         return _put_together(reports, ranks, first, trial_rows)
@@ -177,7 +177,7 @@ def _run(options: argparse.Namespace, command: Sequence[str], ranks: int) -> tup
 
 
 def _put_together(
-    reports: Sequence[Report],
+    reports: Sequence[RankRows],
     ranks: int,
     first: Sequence[Row],
     last: Sequence[Merged],

@@ -11,7 +11,7 @@ from ncclkv.cli import mpirun_search
 from ncclkv.cli.leftovers import RANK_BYTES, SHARED
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.host.alone import library_name
-from ncclkv.doctor.rows import BLOCKS, WARNS, Report, Row, refused
+from ncclkv.doctor.rows import BLOCKS, WARNS, RankRows, Row, refused
 from ncclkv.errors import LaunchError
 
 _MIB = 1 << 20
@@ -90,14 +90,14 @@ def shared_memory(ranks_here: int) -> Row:
     return Row(thing, found, used, why, f"{mend}remount,size=1g {SHARED}", WARNS)
 
 
-def ranks(size: int, reports: Sequence[Report], failure: str = "") -> Row:
+def ranks(size: int, reports: Sequence[RankRows], failure: str = "") -> Row:
     """Return the row of the ranks that have reported, by host.
 
     Parameters
     ----------
     size : int
         Count of ranks of the job.
-    reports : sequence of Report
+    reports : sequence of RankRows
     failure : str
         Description of the job's end, if it failed.
     """

@@ -11,7 +11,7 @@ from ncclkv.comm.nccl.library import load
 from ncclkv.comm.nccl.start import survey
 from ncclkv.comm.nccl.streams import DRIVER
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.doctor.child import end_with_parent, tell
+from ncclkv.doctor.probe import end_with_parent, tell
 from ncclkv.errors import LaunchError
 
 

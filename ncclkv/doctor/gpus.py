@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ncclkv.doctor.child import Ended, ask
+from ncclkv.doctor.probe import Ended, ask
 from ncclkv.doctor.rows import BLOCKS, WARNS, Row, refused
 
 _LOOK = "from ncclkv.doctor.gpu_look import look; look()"

@@ -42,7 +42,7 @@ class Row(NamedTuple):
     level: str = OK
 
 
-class Report(NamedTuple):
+class RankRows(NamedTuple):
     """The rows of one rank, or of a process that is no rank."""
 
     rank: int
@@ -64,11 +64,11 @@ def refused(thing: str, error: object, level: str = BLOCKS, found: str = "") -> 
     return Row(thing, found or "refused", "", why, mend, level)
 
 
-def to_json(report: Report) -> dict[str, Any]:
+def to_json(report: RankRows) -> dict[str, Any]:
     """Return a report as an object of JSON."""
     return {**report._asdict(), "rows": [row._asdict() for row in report.rows]}
 
 
-def from_json(read: Mapping[str, Any]) -> Report:
+def from_json(read: Mapping[str, Any]) -> RankRows:
     """Return the report that `to_json` has written."""
-    return Report(read["rank"], read["host"], [Row(**each) for each in read["rows"]])
+    return RankRows(read["rank"], read["host"], [Row(**each) for each in read["rows"]])

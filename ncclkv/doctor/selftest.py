@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from ncclkv import env
-from ncclkv.doctor.child import Ended, ask
-from ncclkv.doctor.rows import BLOCKS, OK, WARNS, Report, Row, refused, to_json
+from ncclkv.doctor.probe import Ended, ask
+from ncclkv.doctor.rows import BLOCKS, OK, WARNS, RankRows, Row, refused, to_json
 from ncclkv.errors import LaunchError
 
 _PROGRAM = "from ncclkv.doctor.trial import run; run()"
@@ -49,7 +49,7 @@ _AFTER_OTHER_CRASH = "see the row of /dev/shm; NCCLKV_NODE_MEMORY=messages share
 """Advice by the step in which a trial crashed, and for other steps."""
 
 
-def ask_trial(report: Report, *, test: bool) -> Ended:
+def ask_trial(report: RankRows, *, test: bool) -> Ended:
     """Run the trial of this rank in a child, which sends the rank's report to rank 0.
 
     Without `test` it only joins the ranks.

@@ -20,7 +20,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.host.start import world
 from ncclkv.comm.nccl import start as gpus
 from ncclkv.comm.nccl.discovery import launch_problem, shared_gpus
-from ncclkv.doctor.child import end_with_parent, tell
+from ncclkv.doctor.probe import end_with_parent, tell
 from ncclkv.errors import KVStoreError
 from ncclkv.system.memory_left import memory_left
 

@@ -9,7 +9,7 @@ import pytest
 
 from ncclkv.cli import launch_rows
 from ncclkv.cli.mpirun_search import MpiLibrary
-from ncclkv.doctor.rows import BLOCKS, OK, WARNS, Report, Row
+from ncclkv.doctor.rows import BLOCKS, OK, WARNS, RankRows, Row
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_an_mpirun_of_another_mpi_on_path(
 
 
 def test_ranks_of_each_host_and_missing_ones() -> None:
-    reports = [Report(rank, f"node{rank % 2}", []) for rank in (0, 1, 2)]
+    reports = [RankRows(rank, f"node{rank % 2}", []) for rank in (0, 1, 2)]
     assert launch_rows.ranks(3, reports).used == "ranks 0, 2 on node0; rank 1 on node1"
     row: Row = launch_rows.ranks(4, reports, "the job failed: x")
     assert (row.found, row.level) == ("3 of 4", BLOCKS)

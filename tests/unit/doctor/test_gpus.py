@@ -12,7 +12,7 @@ import pytest
 
 from ncclkv.comm.nccl import library
 from ncclkv.doctor import gpus
-from ncclkv.doctor.child import Ended
+from ncclkv.doctor.probe import Ended
 from ncclkv.doctor.rows import BLOCKS, OK, WARNS
 from tests.harness.source import ROOT
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ncclkv.doctor import selftest
-from ncclkv.doctor.child import Ended
+from ncclkv.doctor.probe import Ended
 from ncclkv.doctor.rows import BLOCKS, OK, WARNS
 
 

@@ -1,4 +1,4 @@
-"""Table: rows as text of at most 79 columns, and as JSON."""
+"""Table of a report: rows as text of at most 79 columns, and as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import ncclkv
 from ncclkv.comm.diagnosis.reports import format_ranks
-from ncclkv.doctor.merge import Merged
+from ncclkv.doctor.merged_rows import Merged
 from ncclkv.doctor.rows import BLOCKS, OK, WARNS
 
 FORMAT = 1

@@ -1,4 +1,4 @@
-"""Children: a probe in a process of its own, so that its crash is a row and not the table's end."""
+"""Probes: each is a process of its own, so that its crash is a row and not the table's end."""
 
 from __future__ import annotations
 

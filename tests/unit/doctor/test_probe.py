@@ -11,52 +11,52 @@ from pathlib import Path
 
 import pytest
 
-from ncclkv.doctor import child
+from ncclkv.doctor import probe
 from tests.harness.slow import stretched
 from tests.harness.source import ROOT
 
-TELLS = "from ncclkv.doctor.child import tell; tell('first', [1, 'a']); "
+TELLS = "from ncclkv.doctor.probe import tell; tell('first', [1, 'a']); "
 
 
 def test_values_arrive_beside_other_lines() -> None:
-    ended = child.ask("print('noise');" + TELLS + "tell('second', input())", 30, "given")
-    assert ended == child.Ended({"first": [1, "a"], "second": "given"}, "", "")
+    ended = probe.ask("print('noise');" + TELLS + "tell('second', input())", 30, "given")
+    assert ended == probe.Ended({"first": [1, "a"], "second": "given"}, "", "")
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS"])
 def test_a_crash_is_described_and_earlier_values_are_kept(name: str) -> None:
     crash = f"import os, signal; os.kill(os.getpid(), signal.{name})"
-    ended = child.ask(TELLS + crash, 30)
+    ended = probe.ask(TELLS + crash, 30)
     assert ended.told == {"first": [1, "a"]}
     assert ended.problem.startswith(f"was killed by {name}")
 
 
 def test_an_exception_gives_its_last_line() -> None:
-    ended = child.ask("1 / 0", 30)
+    ended = probe.ask("1 / 0", 30)
     assert ended.problem == "ended with exit code 1"
     assert ended.last == "ZeroDivisionError: division by zero"
 
 
 def test_the_package_s_line_is_preferred() -> None:
     said = "import sys; sys.stderr.write('ncclkv: the reason\\nstack\\n'); sys.exit(3)"
-    assert child.ask(said, 30).last == "ncclkv: the reason"
+    assert probe.ask(said, 30).last == "ncclkv: the reason"
 
 
 def test_a_child_that_hangs_is_killed() -> None:
-    ended = child.ask(TELLS + "import time; time.sleep(600)", stretched(3))
+    ended = probe.ask(TELLS + "import time; time.sleep(600)", stretched(3))
     assert ended.told == {"first": [1, "a"]}
     assert ended.problem == f"had not ended after {stretched(3):g} s"
 
 
 def test_lines_of_ranks_are_parsed(capfd: pytest.CaptureFixture[str]) -> None:
-    child.tell("a", 1)
+    probe.tell("a", 1)
     line = capfd.readouterr().out
-    assert list(child.told(f"[3] {line}[0] other\n{line}")) == [("a", 1), ("a", 1)]
+    assert list(probe.told(f"[3] {line}[0] other\n{line}")) == [("a", 1), ("a", 1)]
 
 
 def test_a_child_ends_with_its_parent() -> None:
     waits = "end_with_parent(); print(os.getpid(), flush=True); time.sleep(600)"
-    program = f"import os, time; from ncclkv.doctor.child import end_with_parent; {waits}"
+    program = f"import os, time; from ncclkv.doctor.probe import end_with_parent; {waits}"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"
     process = subprocess.Popen(
         [sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True

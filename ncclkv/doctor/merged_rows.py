@@ -1,4 +1,4 @@
-"""Merge: the reports of all ranks as one list, with a row for each state of a thing."""
+"""Merged rows: the reports of all ranks as one list, with a row for each state of a thing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ncclkv.comm.diagnosis.reports import format_ranks
-from ncclkv.doctor.rows import BLOCKS, LEVELS, WARNS, Report, Row
+from ncclkv.doctor.rows import BLOCKS, LEVELS, WARNS, RankRows, Row
 
 UNLIKE: Mapping[str, tuple[str, str]] = {
     "ncclkv": (BLOCKS, "install the same ncclkv on every host"),
@@ -33,12 +33,12 @@ class Merged(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
-def merge(reports: Sequence[Report], of: int | None = None) -> list[Merged]:
+def merge(reports: Sequence[RankRows], of: int | None = None) -> list[Merged]:
     """Return the rows of all reports: one for equal rows, in the order of the first report.
 
     Parameters
     ----------
-    reports : sequence of Report
+    reports : sequence of RankRows
     of : int, optional
         Count of ranks that there are; by default that of the reports.
     """

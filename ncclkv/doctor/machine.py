@@ -1,4 +1,4 @@
-"""Host: its open files, its name in the network, and its clock."""
+"""Machine of this process: its open files, its name in the network, and its clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ncclkv.comm.shm.setup import descriptors, free_descriptors
-from ncclkv.doctor.child import ask
+from ncclkv.doctor.probe import ask
 from ncclkv.doctor.rows import BLOCKS, WARNS, Row
 
 _RESOLVE = """
