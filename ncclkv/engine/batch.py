@@ -17,7 +17,7 @@ from ncclkv.engine.bucket_push import Indices, as_range
 from ncclkv.engine.events import Events
 from ncclkv.engine.layout import Layout
 from ncclkv.engine.storage import Array, StoredBucket, StoredKey, StoredPush
-from ncclkv.engine.storages import STORAGES
+from ncclkv.engine.storage_table import STORAGES
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key

@@ -26,10 +26,10 @@ from ncclkv.engine.norm_flush import NormFlush
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.reducer import Reducer
 from ncclkv.engine.reductions import Reductions
+from ncclkv.engine.rules_in_force import RulesInForce
 from ncclkv.engine.storage import Array, StoredBucket, StoredKey, StoredPush
-from ncclkv.engine.storages import rules_of
+from ncclkv.engine.storage_table import rules_of
 from ncclkv.engine.update_rule import Rule
-from ncclkv.engine.updates import Updates
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
@@ -67,7 +67,7 @@ class Engine:
     placement : Placement
     events : Events
         The instruments that listen to this rank.
-    updates : Updates
+    updates : RulesInForce
         The update rule in force, and the pending exception of an updater.
     uneven : bool
         Whether an uneven block is open.
@@ -90,7 +90,7 @@ class Engine:
         self.kernels = comm.kernels
         self.placement = placement
         self.events = Events()
-        self.updates = Updates(comm, placement)
+        self.updates = RulesInForce(comm, placement)
         self.reductions = Reductions(comm, each_array_sends=each_array_sends)
         self.layout = Layout(
             comm,

@@ -17,7 +17,7 @@ from ncclkv.comm.destinations import To
 from ncclkv.engine.bucket_memory import BucketMemory
 from ncclkv.engine.reductions import Reductions
 from ncclkv.engine.storage import Array, StoredBucket, StoredKey
-from ncclkv.engine.storages import STORAGES, storage_of
+from ncclkv.engine.storage_table import STORAGES, storage_of
 from ncclkv.errors import UsageError
 from ncclkv.table.bucket import Bucket, make_buckets
 from ncclkv.table.cost import Sizing

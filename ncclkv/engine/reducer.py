@@ -15,8 +15,8 @@ from ncclkv.engine.events import Events, TimedUpdate
 from ncclkv.engine.gathered import MAX_SPAN_BYTES, MIN_SPANS, Target
 from ncclkv.engine.layout import Layout
 from ncclkv.engine.reduction import Senders, Span
+from ncclkv.engine.rules_in_force import RulesInForce
 from ncclkv.engine.storage import Array, StoredBucket
-from ncclkv.engine.updates import Updates
 from ncclkv.kernels.host.chunks import working_dtype
 from ncclkv.table.names import listed
 from ncclkv.table.registry import Key
@@ -33,14 +33,14 @@ class Reducer:
     ----------
     comm : Communicator
     layout : Layout
-    updates : Updates
+    updates : RulesInForce
         The rule that the sums go through.
     events : Events
     """
 
     comm: Communicator
     layout: Layout
-    updates: Updates
+    updates: RulesInForce
     events: Events
 
     def launch(

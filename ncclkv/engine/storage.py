@@ -1,8 +1,8 @@
 """`StoredBucket`, `StoredKey`, `StoredPush`: buckets, keys and pushes, whatever the storage.
 
 A storage is a form of the values, and of what ranks push.  Each storage has a class for each of the
-three, and a rule for its keys (`ncclkv.engine.storages`).  All of them share the pushes of a bucket
-(`Pushes`), its destination and its weights: one flat array, from which a pull copies.
+three, and a rule for its keys (`ncclkv.engine.storage_table`).  All of them share the pushes of a
+bucket (`Pushes`), its destination and its weights: one flat array, from which a pull copies.
 
 A launch asks a bucket for the ranges to reduce.  The `Reduction` of a range makes its sum, from
 arrays of any form.

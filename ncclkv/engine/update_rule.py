@@ -1,9 +1,9 @@
 """`Rule`: the step from the sum of a key's gradients to its new value; there are four rules.
 
 `Assign` replaces the value by the sum.  `KeepSums` is for keys whose value is the sum in the
-gradient's place.  `ncclkv.engine.fused_rule.FusedRule` runs a built-in
-optimizer on whole ranges of a bucket, inside the reduction.  `FunctionRule` calls the user's
-updater key by key, before push returns.  `ncclkv.engine.updates.Updates` holds the rule in force.
+gradient's place.  `ncclkv.engine.fused_rule.FusedRule` runs a built-in optimizer on whole ranges of
+a bucket, inside the reduction.  `FunctionRule` calls the user's updater key by key, before push
+returns.  `ncclkv.engine.rules_in_force.RulesInForce` holds the present rule.
 """
 
 from __future__ import annotations

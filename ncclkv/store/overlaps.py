@@ -1,10 +1,10 @@
 """Overlaps: blocks in which any thread pushes, while full buckets are reduced.
 
 The store is lent to all threads of the program, one push at a time, under the communicator's lock
-(`ncclkv.store.shared_verb`).  `ncclkv.engine.overlap` launches full buckets in one order, in the
-thread of the push that has filled them.  If MPI allows one thread only, the pushes of other threads
-wait for the store thread's next push, or for the block's end.  On hosts a launched sum advances
-during later pushes.
+(`ncclkv.store.shared_verb`).  `ncclkv.engine.ordered_launch` launches full buckets in one order, in
+the thread of the push that has filled them.  If MPI allows one thread only, the pushes of other
+threads wait for the store thread's next push, or for the block's end.  On hosts a launched sum
+advances during later pushes.
 
 Begin and end of a block are recorded, with its keys as a set; its pushes are not.  An exception
 that leaves the block is another end.  Such an end is recorded with the keys that are reduced and
@@ -24,7 +24,7 @@ from typing import Any
 
 from ncclkv.arguments import check_known
 from ncclkv.comm.diagnosis.call_ring import LoggedKeys
-from ncclkv.engine.overlap import BlockPlan, OrderedLaunch
+from ncclkv.engine.ordered_launch import BlockPlan, OrderedLaunch
 from ncclkv.errors import UsageError, annotate
 from ncclkv.store.context import Component, Context
 from ncclkv.store.keys import EXACT, is_list, key_list

@@ -25,7 +25,7 @@ from ncclkv.comm import callbacks
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import dump, farewells
 from ncclkv.engine.events import Events
-from ncclkv.engine.updates import Updates
+from ncclkv.engine.rules_in_force import RulesInForce
 from ncclkv.errors import (
     CommAborted,
     CommError,
@@ -102,7 +102,9 @@ class Session:
         The process and the thread that may call the store for its owner, which waits meanwhile.
     """
 
-    def __init__(self, name: str, comm: Communicator, events: Events, updates: Updates) -> None:
+    def __init__(
+        self, name: str, comm: Communicator, events: Events, updates: RulesInForce
+    ) -> None:
         self.closed = False
         self.failure: ContractError | CommError | None = None
         self.block = ""
@@ -295,7 +297,7 @@ class Verb:
     name : str
     allowed_inside : collection of str
         Blocks that may enclose the verb.
-    updates : Updates, optional
+    updates : RulesInForce, optional
         Raises the pending exception of an updater at the end of the verb.
     owner : tuple of int, optional
         The process, and the calling thread, in place of those that created the store.
@@ -306,7 +308,7 @@ class Verb:
         session: Session,
         name: str,
         allowed_inside: Collection[str],
-        updates: Updates | None = None,
+        updates: RulesInForce | None = None,
         owner: tuple[int, int] | None = None,
     ) -> None:
         self._session = session

@@ -12,9 +12,9 @@ from ncclkv.arguments import check_flag
 from ncclkv.arrays.memory import addresses, lie_apart
 from ncclkv.arrays.writes import observed
 from ncclkv.engine.batch import Pull, Push
+from ncclkv.engine.bucket_merge import merge_buckets
 from ncclkv.engine.group import Group
-from ncclkv.engine.merge import merge_buckets
-from ncclkv.engine.overlap import OrderedLaunch
+from ncclkv.engine.ordered_launch import OrderedLaunch
 from ncclkv.engine.storage import Array
 from ncclkv.errors import OutOfMemory, UsageError
 from ncclkv.store import check

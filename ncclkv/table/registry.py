@@ -34,7 +34,7 @@ class KeySpec:
     op : str
         Reduction of pushes over ranks: sum, avg, max or min.
     storage : str
-        The form in which its value is kept, by the name in `ncclkv.engine.storages`.
+        The form in which its value is kept, by the name in `ncclkv.engine.storage_table`.
     """
 
     key: Key

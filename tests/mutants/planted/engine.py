@@ -16,14 +16,14 @@ ENGINE = "ncclkv/engine/engine.py"
 FUSED = "ncclkv/engine/fused_rule.py"
 GATHERED = "ncclkv/engine/gathered.py"
 LAYOUT = "ncclkv/engine/layout.py"
-OVERLAP = "ncclkv/engine/overlap.py"
+OVERLAP = "ncclkv/engine/ordered_launch.py"
 PLACEMENT = "ncclkv/engine/placement.py"
 PLAN = "ncclkv/table/plan.py"
 PUSHES = "ncclkv/engine/pushes.py"
 REDUCER = "ncclkv/engine/reducer.py"
 RESTORING = "ncclkv/store/restoring.py"
 STORAGE = "ncclkv/engine/storage.py"
-UPDATES = "ncclkv/engine/updates.py"
+UPDATES = "ncclkv/engine/rules_in_force.py"
 UPDATERS = "ncclkv/store/updaters.py"
 VERIFY = "ncclkv/engine/verify.py"
 
@@ -367,7 +367,7 @@ MUTANTS = (
         old="        rule = updates.rules[state.bucket.storage]",
         new="        rule = updates.rule",
         why="keys of another storage are updated as if they were dense",
-        tests=(Selection("0", "unit/engine/test_storages.py"),),
+        tests=(Selection("0", "unit/engine/test_storage_table.py"),),
     ),
     Mutant(
         name="prepared-for-another-op",

@@ -130,7 +130,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a-launch-outside-the-order",
-        file="ncclkv/engine/overlap.py",
+        file="ncclkv/engine/ordered_launch.py",
         old="""            if self._waiting[state.bucket.index]:
                 return
             self._launched += 1

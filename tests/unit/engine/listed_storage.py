@@ -19,7 +19,7 @@ from ncclkv.engine.events import Events
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.reductions import Reductions
 from ncclkv.engine.storage import Array, StoredBucket, StoredKey, StoredPush
-from ncclkv.engine.storages import Storage
+from ncclkv.engine.storage_table import Storage
 from ncclkv.engine.update_rule import Rule
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.bucket import Bucket, Range

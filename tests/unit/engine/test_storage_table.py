@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.engine.storages import STORAGES
+from ncclkv.engine.storage_table import STORAGES
 from ncclkv.errors import NonFinite, NotSupported, SpecMismatch
 from ncclkv.optimizer import SGD
 from ncclkv.store import registration

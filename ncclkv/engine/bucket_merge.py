@@ -22,8 +22,8 @@ from ncclkv.comm.base import Communicator
 from ncclkv.engine.bucket_state import SHARED_FROM_BYTES
 from ncclkv.engine.engine import Engine
 from ncclkv.engine.layout import Layout
+from ncclkv.engine.rules_in_force import RulesInForce
 from ncclkv.engine.storage import StoredBucket, StoredKey
-from ncclkv.engine.updates import Updates
 from ncclkv.table.bucket import Bucket
 
 
@@ -62,7 +62,7 @@ def merge_buckets(comm: Communicator, engine: Engine) -> bool:
     return True
 
 
-def _can_merge(comm: Communicator, updates: Updates) -> bool:
+def _can_merge(comm: Communicator, updates: RulesInForce) -> bool:
     """Return whether buckets may be merged under the rule in force; equal on all ranks.
 
     Device memory stays in place because a graph may hold its addresses.  A rank that has only its
@@ -95,7 +95,7 @@ def _plan(
     return (old, new) if len(new) < len(old) else ([], [])
 
 
-def _move(before: StoredKey, after: StoredKey, updates: Updates) -> None:
+def _move(before: StoredKey, after: StoredKey, updates: RulesInForce) -> None:
     """Copy the optimizer's states of a key to its new bucket; the value is there already."""
     found = updates.rule.states(before)
     for name, state in updates.rule.states(after).items():

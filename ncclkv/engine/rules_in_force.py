@@ -1,4 +1,4 @@
-"""`Updates`: the update rules in force on this rank, and the pending exception of an updater."""
+"""`RulesInForce`: the update rules of this rank, and the pending exception of an updater."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.destinations import To
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.storage import StoredBucket, StoredKey
-from ncclkv.engine.storages import rules_of
+from ncclkv.engine.storage_table import rules_of
 from ncclkv.engine.update_rule import Assign, Rule
 from ncclkv.errors import UpdaterError
 from ncclkv.table.bucket import Bucket
 from ncclkv.table.registry import DENSE
 
 
-class Updates:
+class RulesInForce:
     """Runs the update rule of one store on the ranks that the placement selects.
 
     A verb raises the updater's exception at its end, after all its collectives.
