@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from ncclkv.arrays.writes import before_write
+from ncclkv.arrays.observed_writes import before_write
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.batch import Pull, Push, plan_pull, plan_push
 from ncclkv.engine.bucket_push import select

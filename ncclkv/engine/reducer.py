@@ -18,7 +18,7 @@ from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.rules_in_force import RulesInForce
 from ncclkv.engine.storage import Array, StoredBucket
 from ncclkv.kernels.host.chunks import working_dtype
-from ncclkv.table.names import listed
+from ncclkv.table.key_names import listed
 from ncclkv.table.registry import Key
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.coding import Found
 from ncclkv.table.bucket import Entry
-from ncclkv.table.names import listed
+from ncclkv.table.key_names import listed
 from ncclkv.table.registry import Key
 
 _log = logging.getLogger("ncclkv")

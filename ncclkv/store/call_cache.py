@@ -21,7 +21,7 @@ from ncclkv.arrays.memory import same_memory
 from ncclkv.arrays.torch import plain_views
 from ncclkv.store.kept_calls import ListCall, OneCall, Outside, form_of
 from ncclkv.store.keys import flattened, is_list
-from ncclkv.table.names import SHOWN
+from ncclkv.table.key_names import SHOWN
 
 BYTES = 16 * 1024 * 1024
 """Limit of the memory of cached calls of lists; `BYTES_A_KEY` is added for each key."""

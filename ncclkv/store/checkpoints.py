@@ -36,7 +36,7 @@ from ncclkv.arguments import check_count, check_flag, check_length
 from ncclkv.checkpoint import strict_json
 from ncclkv.checkpoint.manifest import Manifest
 from ncclkv.checkpoint.read import LoadedCheckpoint, read
-from ncclkv.checkpoint.run import Run
+from ncclkv.checkpoint.store_run import StoreRun
 from ncclkv.checkpoint.tensors import check_library
 from ncclkv.checkpoint.write import write
 from ncclkv.engine.fused_rule import FusedRule
@@ -78,7 +78,7 @@ class Checkpoints(Component):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._leader = self._engine.placement.leader
-        self._run = Run()
+        self._run = StoreRun()
         states = UpdaterStates(context), ResidualStates(context)
         self._saving = Saving(context, *states)
         self._restoring = Restoring(context, *states)

@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ncclkv import env
+from ncclkv.store.attached_instruments import AttachedInstruments
 from ncclkv.store.context import Component, Context
-from ncclkv.store.instruments import Instruments
 
 if TYPE_CHECKING:
     from ncclkv.observe.counter import Counter
@@ -18,7 +18,7 @@ _log = logging.getLogger("ncclkv")
 class Counting(Component):
     """Counts from the first call of `read` on, or from the creation if a file is named."""
 
-    def __init__(self, context: Context, instruments: Instruments, name: str) -> None:
+    def __init__(self, context: Context, instruments: AttachedInstruments, name: str) -> None:
         super().__init__(context)
         self._instruments = instruments
         self._counter: Counter | None = None

@@ -50,7 +50,7 @@ class OneCall:
     )
 
     def __init__(
-        self, key: Any, array: Any, made: Any, form: Form | None, *, to_write: bool
+        self, key: Any, array: Any, made: Any, form: ArrayForm | None, *, to_write: bool
     ) -> None:
         self.made = made
         self._kind = type(key)
@@ -117,7 +117,7 @@ class ListCall:
         arrays: Sequence[Any],
         made: Any,
         order: Sequence[int],
-        form: Form | None,
+        form: ArrayForm | None,
         *,
         to_write: bool,
     ) -> None:
@@ -199,7 +199,7 @@ class ListCall:
         return self._exact and list(map(type, keys)) == self._kinds and self._keys == list(keys)
 
 
-class Form(NamedTuple):
+class ArrayForm(NamedTuple):
     """The flags, dtypes and shapes of NumPy arrays, in C or Fortran order.
 
     Attributes
@@ -214,7 +214,7 @@ class Form(NamedTuple):
     own: bool
 
 
-def form_of(arrays: Sequence[Any]) -> Form | None:
+def form_of(arrays: Sequence[Any]) -> ArrayForm | None:
     """Return the form of arrays; None if one is a view with strides, or of another library."""
     if countOf(map(type, arrays), np.ndarray) != len(arrays):
         return None
@@ -223,7 +223,7 @@ def form_of(arrays: Sequence[Any]) -> Form | None:
     flags = set(attributes[0][1])
     if not all(each & _CONTIGUOUS for each in flags):
         return None
-    return Form(attributes, all(each & _OWN for each in flags))
+    return ArrayForm(attributes, all(each & _OWN for each in flags))
 
 
 def call_bytes(length: int) -> int:

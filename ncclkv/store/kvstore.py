@@ -14,16 +14,16 @@ from ncclkv.other_names import OF_STORES, missing
 from ncclkv.store.capture import CapturedStep, Captures
 from ncclkv.store.compression import Compression
 from ncclkv.store.context import Context, open_context
-from ncclkv.store.explain import explain
 from ncclkv.store.objects import Objects
 from ncclkv.store.observing import Observing, Trace
 from ncclkv.store.one_off import OneOff
 from ncclkv.store.options import Options
 from ncclkv.store.overlaps import Overlaps
+from ncclkv.store.plan_text import plan_text
 from ncclkv.store.plugin import KVStoreBase, is_capability
 from ncclkv.store.registration import Registration
 from ncclkv.store.transfers import Transfers
-from ncclkv.store.updaters import Updaters
+from ncclkv.store.updater_choice import UpdaterChoice
 from ncclkv.store.waiting import Waiting
 from ncclkv.table.registry import Key, KeySpec
 from ncclkv.tracebacks import PublicBlock, public_methods, trim
@@ -78,7 +78,7 @@ class KVStore(KVStoreBase):
         self._objects = Objects(context)
         self._observing = Observing(context, name)
         self._waiting = Waiting(context, self._observing.tracing.compare_clocks_at_end)
-        self._updaters = Updaters(context)
+        self._updaters = UpdaterChoice(context)
         self._compression = Compression(context)
         self._captures = Captures(context)
 
@@ -274,7 +274,7 @@ are ints, such as 3; use one kind
         *checked anew* takes many times longer.  The line names the keys of the last such call, and
         the reason.  ``pushpull`` counts as a push and a pull.
         """
-        return explain(self._context, self._transfers.counts)
+        return plan_text(self._context, self._transfers.counts)
 
     # Transfers
 

@@ -2,8 +2,8 @@
 
 These calls use neither buckets nor flushes: pushes that wait stay where they are.  One collective
 in place reduces all arrays of a dtype, and the result is copied to a new array or to `out`.
-Neighbours map the staging memory; any other array would be copied in chunks.  An allgather without
-`out` receives straight into the new array.
+Arrays pass through memory of the communicator: it copies an array of other memory in chunks.  An
+allgather without `out` receives straight into the new array.
 
 The code of a call is a hash of its dtypes, shapes and op.  So ranks that give other arrays find the
 difference by their digests, and no exchange precedes the collective.
@@ -24,7 +24,7 @@ from ncclkv.arguments import check_known
 from ncclkv.arrays.dtypes import DType
 from ncclkv.arrays.memory import is_on_host
 from ncclkv.arrays.number import is_number
-from ncclkv.arrays.writes import before_write, observed
+from ncclkv.arrays.observed_writes import before_write, observed
 from ncclkv.comm.base import Collective
 from ncclkv.comm.types import OPS, Work
 from ncclkv.engine.storage import Array
@@ -33,19 +33,19 @@ from ncclkv.other_names import OTHER_OPS
 from ncclkv.store import check
 from ncclkv.store.context import Component, Context
 from ncclkv.store.keys import is_list
-from ncclkv.store.staging import Kind, Staging, StagingCache
+from ncclkv.store.one_off_memory import Kind, OneOffMemory, OneOffMemoryCache
 
 
 class OneOff(Component):
-    """Collectives of arrays without keys, through staging memory that the store keeps.
+    """Collectives of arrays without keys, through memory that the store keeps.
 
     A collective in memory of the communicator copies less than a collective of any other array.
-    So arrays are packed into staging memory, all arrays of a dtype side by side.
+    So arrays are packed into such memory, all arrays of a dtype side by side.
     """
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._cache = StagingCache(context.comm)
+        self._cache = OneOffMemoryCache(context.comm)
         self._reducing = context.session.verb("allreduce")
         self._gathering = context.session.verb("allgather")
 
@@ -62,15 +62,15 @@ class OneOff(Component):
                     )
                 check_known("allreduce: op", op, OPS, OTHER_OPS)
                 given = self._given("allreduce", x, op)
-                staging = self._cache.find(Kind("allreduce", op, given.forms))
+                memory = self._cache.find(Kind("allreduce", op, given.forms))
                 results = self._results("allreduce", given, (), out)
-            self._record("allreduce", staging, given)
-            reductions = zip(staging.collectives, staging.sizes, strict=True)
-            _wait(self._reduce(staging, *reduction) for reduction in reductions)
+            self._record("allreduce", memory, given)
+            reductions = zip(memory.collectives, memory.sizes, strict=True)
+            _wait(self._reduce(memory, *reduction) for reduction in reductions)
             if out is not None:
-                self._write(staging.slots, results, out)
+                self._write(memory.slots, results, out)
                 return None
-            self._engine.kernels.unpack_all(staging.slots, results)
+            self._engine.kernels.unpack_all(memory.slots, results)
             return given.returned(map(self._as_given, given.items, results))
 
     def gather_from_ranks(self, x: Any, out: Any) -> Any:
@@ -80,10 +80,10 @@ class OneOff(Component):
                 given = self._given("allgather", x)
                 results = self._results("allgather", given, (self._comm.size,), out)
                 gathered = results if out is None else self._new(given, (self._comm.size,))
-                staging = self._cache.find(Kind("allgather", "", given.forms))
-            self._record("allgather", staging, given)
+                memory = self._cache.find(Kind("allgather", "", given.forms))
+            self._record("allgather", memory, given)
             flat = [array.reshape(-1) for array in gathered]
-            _wait(map(partial(self._gather, staging), staging.slots, flat))
+            _wait(map(partial(self._gather, memory), memory.slots, flat))
             if out is not None:
                 self._write(flat, results, out)
                 return None
@@ -137,24 +137,24 @@ class OneOff(Component):
 
     # The call
 
-    def _record(self, verb: str, staging: Staging, given: Given) -> None:
-        """Record the call, then copy its arrays to staging memory."""
+    def _record(self, verb: str, memory: OneOffMemory, given: Given) -> None:
+        """Record the call, then copy its arrays to its memory."""
         self._calls.record(
-            verb, logged=staging.logged, arguments=staging.arguments, items=staging.items
+            verb, logged=memory.logged, arguments=memory.arguments, items=memory.items
         )
-        staging.table = self._engine.kernels.pack_all(given.views, staging.slots, staging.table)
+        memory.table = self._engine.kernels.pack_all(given.views, memory.slots, memory.table)
 
-    def _reduce(self, staging: Staging, collective: Collective, nbytes: int) -> Work:
+    def _reduce(self, memory: OneOffMemory, collective: Collective, nbytes: int) -> Work:
         """Launch the reduction of all arrays of one dtype, in place."""
         return self._engine.events.launch(
-            collective.launch, "allreduce", staging.label, nbytes, collective.wire_bytes
+            collective.launch, "allreduce", memory.label, nbytes, collective.wire_bytes
         )
 
-    def _gather(self, staging: Staging, send: Array, receive: Array) -> Work:
+    def _gather(self, memory: OneOffMemory, send: Array, receive: Array) -> Work:
         """Launch the gathering of one array of each rank."""
         start = partial(self._comm.allgather, send, receive)
         wire = receive.nbytes - send.nbytes
-        return self._engine.events.launch(start, "allgather", staging.label, receive.nbytes, wire)
+        return self._engine.events.launch(start, "allgather", memory.label, receive.nbytes, wire)
 
     def _write(self, sources: Sequence[Array], outs: Sequence[Array], out: Any) -> None:
         """Copy results to the arrays that the program gave."""

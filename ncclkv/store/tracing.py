@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ncclkv import concurrency, env
 from ncclkv.comm.diagnosis import farewells
 from ncclkv.errors import RankLost, UsageError
+from ncclkv.store.attached_instruments import AttachedInstruments
 from ncclkv.store.context import Component, Context
-from ncclkv.store.instruments import Instruments
 
 if TYPE_CHECKING:
     from ncclkv.engine.instrument import Instrument
@@ -33,7 +33,7 @@ class Trace(AbstractContextManager["Trace"]):
         The file.
     """
 
-    def __init__(self, tracer: Tracer, instruments: Instruments) -> None:
+    def __init__(self, tracer: Tracer, instruments: AttachedInstruments) -> None:
         from ncclkv.observe.ranges import ranges  # only a trace needs it
 
         self.path = str(tracer.path)
@@ -64,12 +64,12 @@ class Tracing(Component):
     Parameters
     ----------
     context : Context
-    instruments : Instruments
+    instruments : AttachedInstruments
     name : str
         Name of the store.
     """
 
-    def __init__(self, context: Context, instruments: Instruments, name: str) -> None:
+    def __init__(self, context: Context, instruments: AttachedInstruments, name: str) -> None:
         super().__init__(context)
         self._instruments = instruments
         self._name = name

@@ -10,7 +10,7 @@ from typing import Any
 
 from ncclkv.arguments import check_flag
 from ncclkv.arrays.memory import addresses, lie_apart
-from ncclkv.arrays.writes import observed
+from ncclkv.arrays.observed_writes import observed
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.bucket_merge import merge_buckets
 from ncclkv.engine.group import Group

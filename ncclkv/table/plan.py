@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from ncclkv.table.bucket import Bucket, Entry, Range
 from ncclkv.table.cost import Sizing
-from ncclkv.table.names import listed
+from ncclkv.table.key_names import listed
 from ncclkv.table.registry import Key
 
 

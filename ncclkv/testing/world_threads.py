@@ -11,7 +11,7 @@ from typing import Any
 
 from ncclkv.errors import UsageError
 from ncclkv.testing.identities import Identities
-from ncclkv.testing.lines import each_line
+from ncclkv.testing.line_points import each_line
 from ncclkv.testing.turns import NANOSECONDS, Actor, Turns
 
 

@@ -19,9 +19,9 @@ from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.tracebacks import public, public_methods
-from ncclkv.trainer.copies import Copies
 from ncclkv.trainer.local_updates import LocalUpdates
 from ncclkv.trainer.parameters import Parameters
+from ncclkv.trainer.stored_values import StoredValues
 
 
 @public_methods()
@@ -111,7 +111,7 @@ class Trainer:
         update_on_kvstore: bool | None = None,
     ) -> None:
         self._params = Parameters(params)
-        self._copies: Copies | None = None
+        self._stored: StoredValues | None = None
         self.grads = self._params.grads
         self.optimizer = _optimizer(optimizer, optimizer_params)
         self._scale = self.optimizer.rescale_grad
@@ -139,7 +139,7 @@ class Trainer:
         if self.update_on_kvstore:
             store.set_optimizer(self.optimizer)
         if isinstance(store, KVStore):
-            self._copies = Copies(store, params.names, params.values)
+            self._stored = StoredValues(store, params.names, params.values)
         else:
             store.broadcast(params.names, params.values, params.values)
         if compression_params is not None and isinstance(store, KVStore):
@@ -147,8 +147,8 @@ class Trainer:
 
     def _start(self) -> None:
         """Take parameters that were loaded before the first step; collective."""
-        if self._copies is not None:
-            self._copies.start()
+        if self._stored is not None:
+            self._stored.start()
 
     # Steps
 
@@ -181,11 +181,11 @@ class Trainer:
 
     def _step_on_store(self, names: list[str], gradients: list[Any], values: list[Any]) -> None:
         """Sum gradients and update values on the store; refuse changes that would be lost."""
-        if self._copies is not None:
-            self._copies.check(names, values)
+        if self._stored is not None:
+            self._stored.check(names, values)
         self.kvstore.pushpull(names, gradients, out=values)
-        if self._copies is not None:
-            self._copies.note(names, values)
+        if self._stored is not None:
+            self._stored.note(names, values)
 
     def reset_values(self) -> None:
         """Take values that the program has given to parameters; collective.
@@ -212,8 +212,8 @@ class Trainer:
         array([0.5, 1. ])
         array([0., 1.])
         """
-        if self._copies is not None:
-            self._copies.reset()
+        if self._stored is not None:
+            self._stored.reset()
         elif self.kvstore is not None:
             self.kvstore.broadcast(self._params.names, self._params.values, self._params.values)
 

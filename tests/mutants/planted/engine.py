@@ -24,7 +24,7 @@ REDUCER = "ncclkv/engine/reducer.py"
 RESTORING = "ncclkv/store/restoring.py"
 STORAGE = "ncclkv/engine/storage.py"
 UPDATES = "ncclkv/engine/rules_in_force.py"
-UPDATERS = "ncclkv/store/updaters.py"
+UPDATERS = "ncclkv/store/updater_choice.py"
 VERIFY = "ncclkv/engine/verify.py"
 
 TRAJECTORIES = Selection("0", "threads/test_store_cases.py", "trajectories")

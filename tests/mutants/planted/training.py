@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant, Selection
 
 BUFFERS = "ncclkv/torch/buffers.py"
 COMPRESSION = "ncclkv/torch/compression.py"
-COPIES = "ncclkv/trainer/copies.py"
+COPIES = "ncclkv/trainer/stored_values.py"
 DEVICES = "ncclkv/torch/devices.py"
 GRADIENTS = "ncclkv/torch/gradients.py"
 NODES = "ncclkv/torch/hooks.py"

@@ -12,8 +12,8 @@ from ncclkv.errors import CheckpointError
 _log = logging.getLogger("ncclkv")
 
 
-class Run:
-    """Run: the saves and loads of one store.
+class StoreRun:
+    """StoreRun: the saves and loads of one store.
 
     Attributes
     ----------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ncclkv.optimizer.base import Optimizer
 
 
-class Updaters(Component):
+class UpdaterChoice(Component):
     """Sets a function or an optimizer as the engine's update rule, the same on all ranks."""
 
     @property

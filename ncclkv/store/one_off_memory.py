@@ -1,4 +1,4 @@
-"""Staging memory of collectives without keys: kept for the next call of the same kind."""
+"""Memory of collectives without keys: kept for the next call of the same kind."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ncclkv.store import check
 from ncclkv.table import contract
 
 BYTES = 64 * 1024 * 1024
-"""Limit of the staging memory that a store keeps; a longer call takes memory of its own."""
+"""Limit of the memory that a store keeps for such calls; a longer call takes memory of its own."""
 
 _CALL_BYTES = 4096
-"""Estimate of the memory of a kept call, besides its staging memory."""
+"""Estimate of the memory of a kept call, besides its arrays."""
 
 _MAX_SHOWN = 3
 
@@ -64,7 +64,7 @@ def _described(form: tuple[DType, tuple[int, ...]]) -> str:
     return f"{dtype_name(dtype)} {shape}"
 
 
-class Staging:
+class OneOffMemory:
     """Memory of the communicator for the calls of one kind.
 
     Attributes
@@ -118,19 +118,19 @@ class Staging:
         return sum(self.sizes) + _CALL_BYTES
 
 
-class StagingCache:
-    """The staging memory of the last kinds of calls, at most `BYTES`."""
+class OneOffMemoryCache:
+    """The memory of the last kinds of calls, at most `BYTES`."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._kept: dict[Kind, Staging] = {}
+        self._kept: dict[Kind, OneOffMemory] = {}
         self._bytes = 0
 
-    def find(self, kind: Kind) -> Staging:
+    def find(self, kind: Kind) -> OneOffMemory:
         """Return the memory of an earlier call of this kind, or new memory."""
         found = self._kept.pop(kind, None)
         if found is None:
-            found = Staging(self._comm, kind)
+            found = OneOffMemory(self._comm, kind)
             if found.nbytes > BYTES:
                 return found
             self._bytes += found.nbytes

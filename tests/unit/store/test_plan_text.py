@@ -85,7 +85,7 @@ class Sub(np.ndarray):
 
 REASONS: dict[str, tuple[Any, str]] = {
     "first": (lambda: f(2), "no call of these keys was kept"),
-    "subclass": (lambda: f(2).view(Sub), "test_explain.Sub is no plain array of NumPy or CuPy"),
+    "subclass": (lambda: f(2).view(Sub), "test_plan_text.Sub is no plain array of NumPy or CuPy"),
     "scalar type": (lambda: f(2, dtype=">f4"), "an array lies in a bucket or is converted"),
 }
 

@@ -1,4 +1,4 @@
-"""`Copies`: the parameters of a trainer, and the store's values of them."""
+"""`StoredValues`: the parameters of a trainer, and the store's values of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Stored(NamedTuple):
     nbytes: int
 
 
-class Copies:
+class StoredValues:
     """Parameters with their values in a store, which were equal after the last step.
 
     Parameters

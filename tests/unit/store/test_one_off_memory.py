@@ -1,4 +1,4 @@
-"""Staging memory of calls without keys: kept by kind, within a limit."""
+"""Memory of calls without keys: kept by kind, within a limit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import NotSupported
-from ncclkv.store import staging
-from ncclkv.store.staging import Kind, Staging, StagingCache
+from ncclkv.store import one_off_memory
+from ncclkv.store.one_off_memory import Kind, OneOffMemory, OneOffMemoryCache
 
 F4, I8, F2 = np.dtype("f4"), np.dtype("i8"), np.dtype("f2")
 
@@ -28,7 +28,7 @@ def of(count: int, op: str = "sum") -> Kind:
 
 @given(st.lists(forms, min_size=1, max_size=6).map(tuple))
 def test_each_array_has_a_slot_of_its_own(arrays: tuple[tuple[np.dtype, tuple[int, ...]]]) -> None:
-    made = Staging(SoloCommunicator(5.0), Kind("allreduce", "sum", arrays))
+    made = OneOffMemory(SoloCommunicator(5.0), Kind("allreduce", "sum", arrays))
     dtypes = list(dict.fromkeys(dtype for dtype, _ in arrays))
     assert len(made.collectives) == len(made.sizes) == len(dtypes)
     for number, ((dtype, shape), slot) in enumerate(zip(arrays, made.slots, strict=True)):
@@ -40,7 +40,7 @@ def test_each_array_has_a_slot_of_its_own(arrays: tuple[tuple[np.dtype, tuple[in
 
 
 def test_calls_of_one_kind_share_memory(comm: SoloCommunicator) -> None:
-    cache = StagingCache(comm)
+    cache = OneOffMemoryCache(comm)
     first = cache.find(of(3))
     assert cache.find(of(3)) is first
     others = [of(4), of(3, "max"), Kind("allgather", "", ((F4, (3,)),))]
@@ -51,8 +51,8 @@ def test_calls_of_one_kind_share_memory(comm: SoloCommunicator) -> None:
 def test_the_oldest_memory_is_dropped(
     comm: SoloCommunicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "BYTES", 3 * cache_bytes(1000))
-    cache = StagingCache(comm)
+    monkeypatch.setattr(one_off_memory, "BYTES", 3 * cache_bytes(1000))
+    cache = OneOffMemoryCache(comm)
     first, second, third = (cache.find(of(1000, op)) for op in ("sum", "max", "min"))
     assert cache.find(of(1000)) is first  # now the last used
     cache.find(of(1000, "prod"))
@@ -64,38 +64,38 @@ def test_the_oldest_memory_is_dropped(
 def test_memory_beyond_the_limit_is_not_kept(
     comm: SoloCommunicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "BYTES", 2 * cache_bytes(1000))
-    cache = StagingCache(comm)
+    monkeypatch.setattr(one_off_memory, "BYTES", 2 * cache_bytes(1000))
+    cache = OneOffMemoryCache(comm)
     small = cache.find(of(1000))
     assert cache.find(of(100_000)) is not cache.find(of(100_000))
     assert cache.find(of(1000)) is small
 
 
 def cache_bytes(count: int) -> int:
-    return Staging(SoloCommunicator(5.0), of(count)).nbytes
+    return OneOffMemory(SoloCommunicator(5.0), of(count)).nbytes
 
 
 def test_reductions_that_do_not_exist_are_refused(comm: SoloCommunicator) -> None:
     kind = Kind("allreduce", "max", ((F4, ()), (np.dtype("c8"), ())))
     with pytest.raises(NotSupported, match="allreduce: max of complex64"):
-        StagingCache(comm).find(kind)
+        OneOffMemoryCache(comm).find(kind)
 
 
 def test_texts_show_three_arrays_and_codes_hold_all(comm: SoloCommunicator) -> None:
     arrays = [(I8, ()), (F4, (2, 3)), (F4, (0,)), (F4, (4,))]
-    made = Staging(comm, Kind("allreduce", "max", tuple(arrays)))
-    other = Staging(comm, Kind("allreduce", "max", (*arrays[:3], (F4, (2, 2)))))
+    made = OneOffMemory(comm, Kind("allreduce", "max", tuple(arrays)))
+    other = OneOffMemory(comm, Kind("allreduce", "max", (*arrays[:3], (F4, (2, 2)))))
     assert made.label == other.label
     assert made.label == (
         "allreduce(int64 (), float32 (2, 3), float32 (0,), ... 4 arrays, 48 bytes, op='max')"
     )
     assert made.logged.code != other.logged.code
-    again = Staging(comm, Kind("allreduce", "max", tuple(arrays)))
+    again = OneOffMemory(comm, Kind("allreduce", "max", tuple(arrays)))
     assert again.logged.code == made.logged.code
 
 
 def test_texts_differ_by_the_bytes_of_arrays_that_they_do_not_show(comm: SoloCommunicator) -> None:
     for shape in (), (5,):
-        made = Staging(comm, Kind("allgather", "", (*[(F4, ())] * 3, (F4, shape), (I8, ()))))
+        made = OneOffMemory(comm, Kind("allgather", "", (*[(F4, ())] * 3, (F4, shape), (I8, ()))))
         nbytes = 24 if shape == () else 40
         assert made.label.endswith(f"float32 (), ... 5 arrays, {nbytes} bytes)")

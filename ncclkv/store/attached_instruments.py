@@ -12,7 +12,7 @@ _FROM_COMM = {"waiting", "blocked", "device"}
 """Events whose times the communicator takes."""
 
 
-class Instruments(Component):
+class AttachedInstruments(Component):
     """Adds instruments to the events of a store, and removes them; local."""
 
     def add(self, instrument: Any) -> None:

@@ -1,4 +1,4 @@
-"""Explain: the plan of a store as a text, with the calls and keys that take a slower way."""
+"""The plan of a store as a text, with the calls and keys that take a slower way."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ncclkv.engine.reductions import by_node
 from ncclkv.store.call_cache import Counts
 from ncclkv.store.context import Context
 from ncclkv.table import plan
-from ncclkv.table.names import listed
+from ncclkv.table.key_names import listed
 from ncclkv.table.registry import Key
 
 _CALLS = {"push": "pushes", "pull": "pulls", "group": "ends of groups"}
 
 
-def explain(context: Context, counts: Mapping[str, Counts]) -> str:
+def plan_text(context: Context, counts: Mapping[str, Counts]) -> str:
     """Return a table of the buckets, and lines about memory, states, kernels and calls.
 
     Parameters
