@@ -48,7 +48,7 @@ class CodecRule(NamedTuple):
     def keys(self) -> list[str] | None:
         """Return the keys as the store takes them; None for all.
 
-        A new parameter under the name of another has a key with a suffix, as `Parameters` makes it.
+        A new parameter under the name of another has a key with a suffix (`ModuleParameters`).
         The rule is for this key, too.
         """
         if self.pattern is None:

@@ -16,13 +16,13 @@ from ncclkv.errors import NotSupported, UsageError
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.sums import keep_sums
 from ncclkv.torch import ddp
-from ncclkv.torch.buffers import Buffers, follow_once
-from ncclkv.torch.checks import checked, store_of
 from ncclkv.torch.comm_hooks import compress_of
 from ncclkv.torch.compression import compress_by, rules_of
-from ncclkv.torch.devices import device_of
-from ncclkv.torch.gradients import Gradients
-from ncclkv.torch.parameters import ignored_names
+from ncclkv.torch.module_buffers import ModuleBuffers, follow_once
+from ncclkv.torch.module_checks import checked, store_of
+from ncclkv.torch.module_gradients import ModuleGradients
+from ncclkv.torch.module_parameters import ignored_names
+from ncclkv.torch.pass_devices import device_of
 from ncclkv.tracebacks import public, public_block
 
 if TYPE_CHECKING:
@@ -221,9 +221,9 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         self._placed, self._device = first.device, device_of(kv, first)
         follows = ddp.sync_buffers(broadcast_buffers, given)
         with self._device.calls():
-            self._following = Buffers(kv, module, buffers) if follows else None
+            self._following = ModuleBuffers(kv, module, buffers) if follows else None
             # Before the values: ranks that wrap different modules find it by their keys.
-            self._gradients = Gradients(
+            self._gradients = ModuleGradients(
                 kv,
                 self._device,
                 parameters,

@@ -10,7 +10,7 @@ import torch
 
 from ncclkv.errors import UsageError
 from ncclkv.torch.passes import Pass
-from ncclkv.torch.slots import Slots
+from ncclkv.torch.slots import SlotGroup
 from ncclkv.tracebacks import trim
 
 
@@ -25,7 +25,7 @@ def accumulation_of(parameter: torch.nn.Parameter) -> torch.autograd.graph.Node:
 
 
 def counting_hook(
-    gradients: ref[Any], present: Pass, bucket: Slots, name: str
+    gradients: ref[Any], present: Pass, bucket: SlotGroup, name: str
 ) -> Callable[..., None]:
     """Return the hook of a parameter, which counts its gradient.
 

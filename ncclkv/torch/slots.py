@@ -14,7 +14,7 @@ from ncclkv.store.sums import InPlace
 from ncclkv.torch.views import as_tensor
 
 
-class Slot:
+class GradientSlot:
     """A parameter and its gradient's place in a bucket.
 
     The place has the parameter's layout, such as channels last, if it is the same on all ranks.
@@ -110,7 +110,7 @@ class Slot:
             self.show()
 
 
-class Slots:
+class SlotGroup:
     """The slots of the parameters that share a bucket of the store, and are pushed together.
 
     A hook a parameter only counts: one copy and one push of a bucket take a tenth of the time of a
@@ -118,13 +118,13 @@ class Slots:
 
     Parameters
     ----------
-    by_key : mapping of Slot, by str
+    by_key : mapping of GradientSlot, by str
     sums : InPlace
         The push of all keys of `by_key`.
 
     Attributes
     ----------
-    by_key : mapping of Slot, by str
+    by_key : mapping of GradientSlot, by str
     sums : InPlace
     left : set of str
         The keys whose gradients the present pass has not given yet.
@@ -134,7 +134,7 @@ class Slots:
         Whether the present pass has pushed the bucket.
     """
 
-    def __init__(self, by_key: Mapping[str, Slot], sums: InPlace) -> None:
+    def __init__(self, by_key: Mapping[str, GradientSlot], sums: InPlace) -> None:
         self.by_key = by_key
         self.sums = sums
         self.left = {*by_key}
@@ -211,7 +211,7 @@ class Slots:
 _view_of, _layout_of = attrgetter("view"), attrgetter("layout")
 
 
-def _are_new(slots: list[Slot], gradients: list[Any]) -> bool:
+def _are_new(slots: list[GradientSlot], gradients: list[Any]) -> bool:
     """Return whether all gradients are dense new tensors, and the program holds no view of a place.
 
     So they are in a pass after ``zero_grad()``.  The loops run in C, as each such pass makes them.

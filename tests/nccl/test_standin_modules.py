@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from ncclkv.torch import DataParallel, data_parallel, devices, gradients, passes  # noqa: E402
+from ncclkv.torch import DataParallel, data_parallel, module_gradients, pass_devices, passes  # noqa: E402
 from tests.harness.context import context_of  # noqa: E402
 from tests.nccl.standin import Worker, run_on_standin  # noqa: E402
 from tests.nccl.standin.stores import StandInStores  # noqa: E402
@@ -63,7 +63,7 @@ class Torch:
             raise raised[0]
 
 
-class Place(gradients.Slot):
+class Place(module_gradients.GradientSlot):
     """A gradient on the stand-in's device, which torch accesses on its current stream."""
 
     def __init__(self, parameter: Any, array: Any, name: str, *, alike: bool) -> None:
@@ -99,10 +99,10 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def queue_callback(callback: Any) -> None:
         by_rank(callback.__self__._kv.rank).callbacks.append(callback)
 
-    monkeypatch.setattr(devices, "on_torch_stream", on_torch_stream)
-    monkeypatch.setattr(data_parallel, "device_of", lambda kv, _: devices.Gpu(kv, kv.rank))
-    monkeypatch.setattr(gradients, "Slot", Place)
-    monkeypatch.setattr(gradients, "as_tensor", lambda array, *_: array)
+    monkeypatch.setattr(pass_devices, "on_torch_stream", on_torch_stream)
+    monkeypatch.setattr(data_parallel, "device_of", lambda kv, _: pass_devices.Gpu(kv, kv.rank))
+    monkeypatch.setattr(module_gradients, "GradientSlot", Place)
+    monkeypatch.setattr(module_gradients, "as_tensor", lambda array, *_: array)
     engine = SimpleNamespace(queue_callback=queue_callback)
     monkeypatch.setattr(passes, "Variable", SimpleNamespace(_execution_engine=engine))
     RANKS.clear()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, Selection
 
-BUFFERS = "ncclkv/torch/buffers.py"
+BUFFERS = "ncclkv/torch/module_buffers.py"
 COMPRESSION = "ncclkv/torch/compression.py"
 COPIES = "ncclkv/trainer/stored_values.py"
-DEVICES = "ncclkv/torch/devices.py"
-GRADIENTS = "ncclkv/torch/gradients.py"
+DEVICES = "ncclkv/torch/pass_devices.py"
+GRADIENTS = "ncclkv/torch/module_gradients.py"
 NODES = "ncclkv/torch/hooks.py"
 PASSES = "ncclkv/torch/passes.py"
 SLOTS = "ncclkv/torch/slots.py"

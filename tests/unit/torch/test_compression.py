@@ -142,7 +142,7 @@ def test_a_dtype_that_a_type_does_not_compress_is_refused() -> None:
 
 
 def test_no_store_is_made_for_a_wrong_argument(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ncclkv.torch.checks.create", None)
+    monkeypatch.setattr("ncclkv.torch.module_checks.create", None)
     with pytest.raises(UsageError, match="type '3bit' is unknown"):
         DataParallel(module(), "local", compress="3bit")
 
@@ -163,7 +163,7 @@ def test_a_store_made_here_is_closed_if_it_refuses_a_type(monkeypatch: pytest.Mo
         stores.append(ncclkv.create(*arguments, **options))
         return stores[-1]
 
-    monkeypatch.setattr("ncclkv.torch.checks.create", create)
+    monkeypatch.setattr("ncclkv.torch.module_checks.create", create)
 
     def work() -> None:
         with pytest.raises(NotSupported, match="scope='node'"):

@@ -21,7 +21,7 @@ def ignored_names(module: torch.nn.Module) -> set[str]:
     return {name.removeprefix(".") for name in names}
 
 
-class Parameters:
+class ModuleParameters:
     """The parameters of a module by key: the name that a parameter had when it was first found.
 
     Attributes

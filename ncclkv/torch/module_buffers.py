@@ -20,7 +20,7 @@ _SOURCE = "ncclkv.torch: rank that buffers follow"
 """Key of the lowest rank that has not ended an uneven block."""
 
 
-class Buffers:
+class ModuleBuffers:
     """The buffers of a module, which `follow` gives a rank's values.
 
     This rank pushes the bytes of its buffers and the other ranks zeros.  The sum is a broadcast in

@@ -9,8 +9,8 @@ import torch
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
-from ncclkv.torch.gradients import check_unwrapped
-from ncclkv.torch.parameters import Parameters, ignored_names
+from ncclkv.torch.module_gradients import check_unwrapped
+from ncclkv.torch.module_parameters import ModuleParameters, ignored_names
 from ncclkv.torch.views import check_tensor
 
 _UPDATES = "every rank"
@@ -18,13 +18,13 @@ _UPDATES = "every rank"
 
 def checked(
     module: torch.nn.Module,
-) -> tuple[Parameters, dict[str, torch.Tensor]]:
+) -> tuple[ModuleParameters, dict[str, torch.Tensor]]:
     """Return a module's parameters and buffers by name; refuse those that no store can hold."""
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
             f"DataParallel: {type(module).__name__} is not a torch.nn.Module; wrap a module"
         )
-    found, ignored = Parameters(module), ignored_names(module)
+    found, ignored = ModuleParameters(module), ignored_names(module)
     parameters = found.by_key
     buffers = {name: each for name, each in module.named_buffers() if name not in ignored}
     if not any(each.requires_grad for each in parameters.values()):

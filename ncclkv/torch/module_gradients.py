@@ -3,7 +3,7 @@
 Parameters that backward reaches first, the last of the module, get the first buckets.  In an uneven
 block, which ``join`` opens, each flush begins with an exchange of the keys pushed.  So gradients
 are reduced at the end of a pass.  The thread or stream of the hooks is that of
-`ncclkv.torch.devices`.
+`ncclkv.torch.pass_devices`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ncclkv.errors import OrderMismatch, UsageError
 from ncclkv.frames import warn
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.sums import InPlace, SavedResiduals, by_bucket, init_sums, settle
-from ncclkv.torch.buffers import follow_once
-from ncclkv.torch.devices import Device
 from ncclkv.torch.hooks import accumulation_of, counting_hook, remove
-from ncclkv.torch.parameters import Parameters
+from ncclkv.torch.module_buffers import follow_once
+from ncclkv.torch.module_parameters import ModuleParameters
+from ncclkv.torch.pass_devices import Device
 from ncclkv.torch.passes import Pass
-from ncclkv.torch.slots import Slot, Slots
+from ncclkv.torch.slots import GradientSlot, SlotGroup
 from ncclkv.torch.views import as_tensor
 from ncclkv.tracebacks import public
 
@@ -61,7 +61,7 @@ class _Kept(NamedTuple):
 
 _requires_grad = attrgetter("requires_grad")
 
-_OPEN: WeakSet[Gradients] = WeakSet()
+_OPEN: WeakSet[ModuleGradients] = WeakSet()
 """The gradients that hooks still reduce."""
 
 
@@ -85,7 +85,7 @@ def check_unwrapped(parameters: Mapping[str, torch.nn.Parameter]) -> None:
         )
 
 
-class Gradients:
+class ModuleGradients:
     """The gradients of a module's parameters, in the buckets of a store.
 
     Hooks of the nodes that accumulate gradients count.  The last hook of a bucket pushes it.  The
@@ -97,7 +97,7 @@ class Gradients:
     ----------
     kv : KVStore
     device : Device
-    parameters : Parameters
+    parameters : ModuleParameters
     op : {"avg", "sum"}
     find_unused : bool
         Whether a backward pass may leave out parameters that require a gradient.
@@ -106,7 +106,7 @@ class Gradients:
 
     Attributes
     ----------
-    parameters : Parameters
+    parameters : ModuleParameters
     find_unused : bool
         As given; ranks change it alike.
     divides_by_all : bool
@@ -122,7 +122,7 @@ class Gradients:
         self,
         kv: KVStore,
         device: Device,
-        parameters: Parameters,
+        parameters: ModuleParameters,
         op: str,
         *,
         find_unused: bool,
@@ -137,11 +137,11 @@ class Gradients:
         self._op: Any = op
         self.find_unused = find_unused
         self._as_view = as_view
-        self._slots: dict[str, Slot] = {}
-        self._active: dict[str, Slot] = {}
+        self._slots: dict[str, GradientSlot] = {}
+        self._active: dict[str, GradientSlot] = {}
         self._flags: list[bool] | None = None
-        self._buckets: list[Slots] = []
-        self._bucket_of: dict[str, Slots] = {}
+        self._buckets: list[SlotGroup] = []
+        self._bucket_of: dict[str, SlotGroup] = {}
         self._touched: set[str] = set()
         self._nodes: dict[str, torch.autograd.graph.Node] = {}  # torch frees nodes without a holder
         self._hooks: dict[str, torch.utils.hooks.RemovableHandle] = {}
@@ -214,11 +214,11 @@ class Gradients:
             alike = len({*kv.allgather(layouts).tolist()}) == 1
         for name in new:
             parameter = parameters[name]
-            self._slots[name] = Slot(parameter, kv.grad_view(name), name, alike=alike)
+            self._slots[name] = GradientSlot(parameter, kv.grad_view(name), name, alike=alike)
         self._note_use()
         self._active = {name: self._slots[name] for name in names}
         self._buckets = [
-            Slots({name: self._active[name] for name in group}, InPlace(kv, group))
+            SlotGroup({name: self._active[name] for name in group}, InPlace(kv, group))
             for group in by_bucket(kv, names)
         ]
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.by_key}
@@ -301,7 +301,7 @@ class Gradients:
         block.__enter__()
         self._block = block
 
-    def _push(self, bucket: Slots) -> None:
+    def _push(self, bucket: SlotGroup) -> None:
         """Push the gradients of a bucket, from their places."""
         if self._block is None:
             self._open()
