@@ -26,7 +26,7 @@ LIMIT = 900.0
 """Seconds for a job."""
 
 
-class Layout(NamedTuple):
+class HostLayout(NamedTuple):
     """Hosts, ranks of each, and whether their links are slow."""
 
     hosts: int
@@ -40,11 +40,11 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = (
-    Layout(2, 1),
-    Layout(4, 1),
-    Layout(2, 2),
-    Layout(2, 1, slow=False),
-    Layout(1, 2, slow=False),
+    HostLayout(2, 1),
+    HostLayout(4, 1),
+    HostLayout(2, 2),
+    HostLayout(2, 1, slow=False),
+    HostLayout(1, 2, slow=False),
 )
 
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(failed)
 
 
-def _measure(layout: Layout, rounds: int, out: Path) -> dict[str, Any] | None:
+def _measure(layout: HostLayout, rounds: int, out: Path) -> dict[str, Any] | None:
     """Run the part on a layout; return its record, or None if the job failed."""
     with (
         Network(layout.hosts) as network,
@@ -109,7 +109,7 @@ def _shape(network: Network) -> None:
             machine.run("tc", "qdisc", "add", "dev", device, "root", *shaping)
 
 
-def lines(layout: Layout, record: dict[str, Any]) -> list[str]:
+def lines(layout: HostLayout, record: dict[str, Any]) -> list[str]:
     """Return the table of a layout: times, and the worst of the ratios of turns to float32's."""
     table = record["tables"][0]
     base = next(each for each in table["results"] if each["name"] == table["against"])

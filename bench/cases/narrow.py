@@ -22,7 +22,7 @@ NARROW = ("float16", "bfloat16")
 Array = Any
 
 
-class Reduction(Candidate):
+class RankSum(Candidate):
     """A sum of arrays of one rank."""
 
     def __init__(self, parts: Sequence[Array], name: str) -> None:
@@ -78,7 +78,7 @@ def run(job: Job) -> None:
         return
     for count in (2, 4):
         sums = [
-            Reduction([np.zeros(COUNT, dtype) for _ in range(count)], str(np.dtype(dtype).name))
+            RankSum([np.zeros(COUNT, dtype) for _ in range(count)], str(np.dtype(dtype).name))
             for dtype in dtypes.values()
         ]
         _compare(job, f"sum of {count} arrays on each rank", sums, 0.9)

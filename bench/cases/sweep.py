@@ -139,7 +139,7 @@ def _bandwidths(job: Job, names: list[str]) -> None:
     job.print("# " + f"{'size':>10}" + "".join(f"  {name:>10}" for name in names))
     for row in job.record["sizes"]:
         speeds = (row["busbw"].get(name) for name in names)
-        cells = (f"{'-' if each is None else nccl_tests.number(each, 6)}" for each in speeds)
+        cells = (f"{'-' if each is None else nccl_tests.format_number(each, 6)}" for each in speeds)
         job.print(f"  {size_text(row['bytes']):>10}" + "".join(f"  {cell:>10}" for cell in cells))
     job.print()
 

@@ -63,7 +63,7 @@ class Collective(ABC):
         """Return the count of wrong elements in this rank's result."""
 
 
-class Parts(Collective):
+class EqualParts(Collective):
     """Base class: every rank has one of equal parts, and a row counts the part's elements.
 
     nccl-tests cuts parts to multiples of 16 bytes, so a row may be smaller than its nominal size.
@@ -127,7 +127,7 @@ class Broadcast(Collective):
         return job.pattern.wrong(receive, 1, addend(self.root, STEP))
 
 
-class ReduceScatter(Parts):
+class ReduceScatter(EqualParts):
     """Every rank receives one part of the sum over all ranks."""
 
     name = "reduce_scatter"
@@ -149,7 +149,7 @@ class ReduceScatter(Parts):
         return job.pattern.wrong(receive, size, total(size, STEP), start)
 
 
-class Allgather(Parts):
+class Allgather(EqualParts):
     """Every rank receives the parts of all ranks, in rank order."""
 
     name = "all_gather"

@@ -39,12 +39,12 @@ def cell(seconds: float, size: int, factor: float, wrong: int) -> Cell:
     return Cell(seconds * 1e6, algbw, algbw * factor, wrong)
 
 
-def number(value: float, width: int) -> str:
+def format_number(value: float, width: int) -> str:
     """Format a number in at most `width` characters, with up to 2 decimals.
 
     Examples
     --------
-    >>> [number(value, 7) for value in (0.0, 13.714, 12345.6, 123456.7, 12345678.9)]
+    >>> [format_number(value, 7) for value in (0.0, 13.714, 12345.6, 123456.7, 12345678.9)]
     ['   0.00', '  13.71', '12345.6', ' 123457', '1.2e+07']
     """
     power, bound = 0, 1
@@ -105,8 +105,8 @@ def _body(found: Cell | None) -> str:
     """Format the columns of one measurement."""
     if found is None:
         return f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
-    speeds = f"  {number(found.algbw, 6)}  {number(found.busbw, 6)}"
-    return f"  {number(found.time, 7)}{speeds}  {found.wrong:>6g}"
+    speeds = f"  {format_number(found.algbw, 6)}  {format_number(found.busbw, 6)}"
+    return f"  {format_number(found.time, 7)}{speeds}  {found.wrong:>6g}"
 
 
 def average(rows: Sequence[Row]) -> float:

@@ -53,17 +53,17 @@ def _package(name: str, found: str, package: str, used: str = "") -> Row:
     install = f"{sys.executable} -m pip install '{package}>={OLDEST[name]}'"
     if not found:
         return Row(name, "none", "", "jobs of several ranks need it", install, WARNS)
-    if numbers(found) < numbers(OLDEST[name]):
+    if release(found) < release(OLDEST[name]):
         return Row(name, found, used, f"it is older than {OLDEST[name]}", install, BLOCKS)
     return Row(name, found, used)
 
 
-def numbers(text: str) -> list[int]:
-    """Return the leading numbers of a version.
+def release(text: str) -> list[int]:
+    """Return the integers of a release, such as 1.23.5; what follows them is left out.
 
     Examples
     --------
-    >>> numbers("1.23.5"), numbers("2.0rc1") < numbers("2.1")
+    >>> release("1.23.5"), release("2.0rc1") < release("2.1")
     ([1, 23, 5], True)
     """
     found = []

@@ -77,7 +77,7 @@ class SharingMethod(ABC):
         """
 
 
-class MemfdSegments(SharingMethod):
+class MemfdSharing(SharingMethod):
     """Anonymous files, one a rank, which the neighbours open through ``/proc``."""
 
     name = "files"
@@ -139,7 +139,7 @@ class StagedWindow(SharingMethod):
         return [WindowSegment(part) for part in self._transport.window(CONTROL_BYTES)]
 
 
-METHODS: tuple[type[SharingMethod], ...] = (MemfdSegments, StagedWindow)
+METHODS: tuple[type[SharingMethod], ...] = (MemfdSharing, StagedWindow)
 """Sharing methods, the fastest first, in the order of their names in `env.NODE_MEMORY`."""
 
 _ORDERED = ("x86_64", "AMD64")

@@ -9,7 +9,7 @@ import pytest
 
 from bench import slow_link
 from bench.cases import wire
-from bench.slow_link import Layout
+from bench.slow_link import HostLayout
 
 
 def record() -> dict[str, Any]:
@@ -21,7 +21,7 @@ def record() -> dict[str, Any]:
 
 
 def test_ratios_are_those_of_the_medians_and_of_the_worst_turn() -> None:
-    title, _, plain, narrow, gloo, end = slow_link.lines(Layout(4, 1), record())
+    title, _, plain, narrow, gloo, end = slow_link.lines(HostLayout(4, 1), record())
     assert title == "# 4 hosts x 1, 1 Gbit/s: a step"
     assert plain.split() == ["float32", "1500.0", "1.00", "1.00", "8.00"]
     assert narrow.split() == ["float16", "1050.0", "1.43", "1.25", "4.00"]

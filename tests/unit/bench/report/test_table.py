@@ -72,7 +72,7 @@ def test_rows_are_those_of_nccl_tests():
     ],
 )
 def test_numbers_shrink_to_their_width(value, width, text):
-    assert nccl_tests.number(value, width) == text
+    assert nccl_tests.format_number(value, width) == text
 
 
 def test_footer_has_the_mean_of_both_halves_and_fails_when_wrong():
