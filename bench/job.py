@@ -55,7 +55,7 @@ class Job:
             print(text, file=sys.stderr, flush=True)
 
     def store(self, **options: Any) -> ncclkv.KVStore:
-        """Create a store of all ranks."""
+        """Create a store of all ranks; collective."""
         store: ncclkv.KVStore = ncclkv.create(self.memory.store, comm=self.comm, **options)
         return store
 
@@ -68,7 +68,7 @@ class Job:
         self.comm.control.barrier("bench")
 
     def fits(self, what: str, nbytes: int) -> bool:
-        """Return whether every rank has `nbytes` of free memory; if not, print a skipped part."""
+        """Return whether every rank has `nbytes` free; if not, print a skipped part; collective."""
         free = min(self.comm.control.allgather(self.memory.free_bytes(), "free memory"))
         if nbytes <= 0.9 * free:
             return True

@@ -56,7 +56,7 @@ class HostMemory:
         self._comm.synchronize()
 
     def timed(self, work: Callable[[], None]) -> float:
-        """Return the seconds from the start of `work` until all that it launched is complete."""
+        """Wait for all that `work` launches; return the seconds from its start."""
         begin = time.perf_counter()
         work()
         self.synchronize()
@@ -67,7 +67,7 @@ class HostMemory:
         return f"device  0 [host] {processor()}"
 
     def free_bytes(self) -> int:
-        """Return the bytes that this rank may use: its share of the node's free memory."""
+        """Return this rank's share of the node's free memory; collective."""
         give_back()
         self._comm.control.barrier("memory")
         return available() // self._comm.local_size
@@ -98,7 +98,7 @@ class GpuMemory(HostMemory):
         self._cuda.Device().synchronize()
 
     def timed(self, work: Callable[[], None]) -> float:
-        """Return the seconds between two events of the current stream, around `work`.
+        """Wait for `work`; return the seconds between two events of the stream around it.
 
         At the end of `work` the current stream must wait for all other streams of the work.  The
         host's clock would add a tenth to a short step, because the host sleeps between two polls.
@@ -122,13 +122,13 @@ class GpuMemory(HostMemory):
 
 
 def give_back() -> None:
-    """Return freed memory of Python and malloc to the system."""
+    """Give this process's freed memory of Python and malloc back to the system."""
     gc.collect()
     trim_heap()
 
 
 def trim_heap() -> None:
-    """Return freed memory of malloc to the system."""
+    """Give this process's freed memory of malloc back to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has this function
     if trim is not None:
         trim(0)

@@ -101,7 +101,7 @@ class Result:
 
 
 def take_turns(job: Job, title: str, candidates: Sequence[Candidate]) -> dict[str, Result]:
-    """Run all candidates in every round, in an order drawn anew; return results by name.
+    """Run all candidates in every round, in a new order each; return results; collective.
 
     A turn begins with the caches and the placement on cores that the turn before has left, so no
     candidate may follow the same one each time.  The draw has a fixed seed: all ranks draw alike.
@@ -134,7 +134,7 @@ def take_turns(job: Job, title: str, candidates: Sequence[Candidate]) -> dict[st
 
 
 def _turn(job: Job, candidate: Candidate, step: int) -> list[tuple[str, float]]:
-    """Run one turn of a candidate; return the times of its start, its phases and its end."""
+    """Run one turn of a candidate; return its start, its phases and its end; collective."""
     candidate.prepare(step)
     marks = Marks()
     job.barrier()

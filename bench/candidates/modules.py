@@ -78,7 +78,7 @@ class Reference:
         self._sgd.step()
 
     def _average(self) -> None:
-        """Average the gradients over the ranks."""
+        """Average the gradients over the ranks; waits for the sums."""
         comm = self._job.comm
         sums = torch.from_numpy(self._flat)
         torch.cat([each.reshape(-1) for each in self.own], out=sums)

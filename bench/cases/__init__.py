@@ -1,4 +1,4 @@
-"""Parts of a run, one file a part: ``run(job)`` measures, checks, prints and records."""
+"""Parts of a run, one file a part: ``run(job)`` measures, checks, records; collective."""
 
 from __future__ import annotations
 

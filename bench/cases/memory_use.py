@@ -79,7 +79,7 @@ def run(job: Job) -> None:
 
 
 def _row(job: Job, update_on: str, shared: bool, size: int, values: list[Any]) -> dict[str, Any]:
-    """Measure, print and return the memory on the first ranks, with states and without."""
+    """Measure and print the memory on the first ranks, with states and without; collective."""
     comm = job.comm.split(0 if job.comm.rank < size else None)
     plain = _use(job, comm, SGD(), values, update_on=update_on, shared=shared)
     adam = _use(job, comm, Adam(), values, update_on=update_on, shared=shared)
@@ -101,7 +101,7 @@ def _use(
     update_on: str,
     shared: bool,
 ) -> Use:
-    """Return the memory of a store after two steps; ranks without `comm` have no store."""
+    """Return the memory of a store after two steps, if the rank has `comm`; collective."""
     before = _proportional(job)
     if comm is None:
         found = _proportional(job) - before, 0
@@ -125,7 +125,7 @@ def _use(
 
 
 def _proportional(job: Job) -> int:
-    """Return the bytes of this process, of which shared pages count in parts, at one moment."""
+    """Return the bytes of this process, where shared pages count in parts; collective."""
     # No `gc.collect`: it takes half a second beside torch, and a closed store is in no cycle.
     trim_heap()
     job.barrier()

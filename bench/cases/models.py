@@ -43,7 +43,7 @@ def run(job: Job) -> None:
 
 
 def _plain(job: Job, name: str, title: str, shapes: Shapes) -> None:
-    """Measure sums that replace the values."""
+    """Measure sums that replace the values; collective."""
     work = Workload(job, shapes)
     expected = Sum(job.comm.size)
     with job.store() as kv:

@@ -70,7 +70,7 @@ class Keys(Candidate):
 
 
 def run(job: Job) -> None:
-    """Measure each sum, then the store's step."""
+    """Measure each sum, then the store's step; collective."""
     dtypes = _dtypes(job)
     what = f"{COUNT:,} elements as {', '.join(dtypes)}"
     # Four parts and a sum of each dtype, and the store's buckets, gradients and outs.
@@ -98,7 +98,7 @@ def _dtypes(job: Job) -> dict[str, Any]:
 
 
 def _compare(job: Job, title: str, candidates: Sequence[Candidate], bound: float) -> None:
-    """Print the times of candidates, each beside that of float32."""
+    """Print the times of candidates, each beside that of float32; collective."""
     results = take_turns(job, title, candidates)
     table.table(job, f"{title}, {COUNT:,} elements", results, 4 * COUNT, "float32")
     for name in NARROW:

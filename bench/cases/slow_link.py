@@ -16,7 +16,7 @@ POLL_SECONDS = 20.0
 
 
 def run(job: Job) -> None:
-    """Measure on hosts of namespaces; print the tables."""
+    """Measure on hosts of namespaces; print the tables; collective."""
     process = _start(job) if job.comm.rank == 0 else None
     text = None
     while text is None:

@@ -145,7 +145,7 @@ def _bandwidths(job: Job, names: list[str]) -> None:
 
 
 def _one_size(job: Job, nbytes: int) -> dict[str, Result]:
-    """Measure all candidates on arrays of one size."""
+    """Measure all candidates on arrays of one size; collective."""
     calls = 20 if nbytes <= 64 * KIB else 5 if nbytes <= MIB else 1
     count = nbytes // 4
 

@@ -57,7 +57,7 @@ def _obstacle(job: Job) -> str:
 
 
 def _compare(job: Job, name: str, what: str, reference: Reference, goal: float) -> None:
-    """Measure the steps of a module, the same steps without a reduction, and bare sums."""
+    """Measure steps of a module, the same without a reduction, and bare sums; collective."""
     from torch.nn.parallel import DistributedDataParallel
 
     from bench.candidates.modules import Step

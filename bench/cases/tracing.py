@@ -77,7 +77,7 @@ class Observed(Lists):
 
 
 def run(job: Job) -> None:
-    """Measure each model in one store, whose instruments come and go."""
+    """Measure each model in one store, whose instruments come and go; collective."""
     for name in job.options.models:
         shapes = MODELS[name]()
         nbytes = 4 * elements(shapes)
@@ -120,7 +120,7 @@ def run(job: Job) -> None:
 def _share(
     job: Job, kv: ncclkv.KVStore, work: Workload, instrument: ncclkv.Instrument, step: float
 ) -> float:
-    """Return the processor time of an instrument in a step, divided by the step's time.
+    """Return the processor time of an instrument over that of a step; collective.
 
     The greatest of all ranks.
     """

@@ -97,7 +97,7 @@ def interface_bytes() -> int:
 
 
 def run(job: Job) -> None:
-    """Measure the step of a model's keys with each dtype."""
+    """Measure the step of a model's keys with each dtype; collective."""
     shapes = MODELS[job.options.models[-1]]()
     nbytes = 4 * elements(shapes)
     what = f"a step of {len(shapes)} keys, {size_text(nbytes)} as float32"
@@ -157,7 +157,7 @@ def _gloo(job: Job, work: Workload) -> list[Candidate]:
 
 
 def _compare_bytes(job: Job, steps: Sequence[Counted]) -> None:
-    """Print the bytes that the first host sends in a step.
+    """Print the bytes that the first host sends in a step; collective.
 
     If each host has one rank, the store reports only what goes through the interfaces.
     """

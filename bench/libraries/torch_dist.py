@@ -39,7 +39,7 @@ class TorchLibrary(Library):
         self._start(job, backend)
 
     def _start(self, job: Job, backend: str) -> None:
-        """Start the process group at a port that rank 0 picks."""
+        """Start the process group at a port that rank 0 picks; collective."""
         comm, timeout = job.comm, timedelta(seconds=job.comm.timeout)
         one_node = comm.local_size == comm.size
         if one_node:

@@ -42,7 +42,7 @@ def sizes(longest: int, factor: int) -> list[int]:
 
 
 def table(job: Job, collective: Collective) -> None:
-    """Measure, print and record one collective."""
+    """Measure, print and record one collective; all ranks call it."""
     nominal = sizes(job.options.max_bytes, job.options.factor)
     name = f"ncclkv {collective.name}"
     devices = job.comm.control.allgather(device(job), "devices")
@@ -76,7 +76,7 @@ def device(job: Job) -> str:
 
 
 def _row(job: Job, collective: Collective, nbytes: int, space: Views) -> Row:
-    """Measure one size."""
+    """Measure one size; collective."""
     size = job.comm.size
     count = collective.count(nbytes, size)
     total = collective.total(count, size)
@@ -115,7 +115,7 @@ def _pieces(
 
 
 def _time(job: Job, collective: Collective, views: list[Views], calls: int) -> float:
-    """Return the seconds of all calls on this rank."""
+    """Return the seconds of all calls on this rank; collective, waits for the calls."""
     for each in views:
         for buffer in each:
             buffer.fill(0)  # sums of sums must not overflow
@@ -133,7 +133,7 @@ def _time(job: Job, collective: Collective, views: list[Views], calls: int) -> f
 
 
 def _check(job: Job, collective: Collective, views: Views) -> int:
-    """Return the count of wrong elements in one call's result on this rank."""
+    """Return the count of wrong elements in one call's result on this rank; collective."""
     send, receive = views
     receive.fill(np.nan)
     collective.fill(job, send)

@@ -69,7 +69,6 @@ def on_stream(device_id: int, stream: Any) -> Iterator[None]:
     Parameters
     ----------
     device_id : int
-        The device.
     stream : cupy.cuda.Stream or ForeignStream
     """
     cuda = _cupy().cuda

@@ -26,7 +26,7 @@ def recognises(x: Any) -> bool:
 
 
 def view(x: Any, what: str, *, write: bool) -> NDArray[Any]:
-    """View `x` once MXNet's engine has completed its writes to `x`, and to write also its reads."""
+    """Wait for MXNet's engine to complete its writes to `x`, to write also its reads; view `x`."""
     _check(x, what, write)
     shape, dtype = x.shape, np.dtype(x.dtype)
     if dtype.names == ("bfloat16",):  # MXNet's form of it

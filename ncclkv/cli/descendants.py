@@ -20,7 +20,7 @@ _PAUSE = 5e-3
 
 
 def adopt() -> None:
-    """Become the parent, in place of init, of descendants whose own parent ends."""
+    """Make this process the parent, in place of init, of descendants whose own parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -63,7 +63,7 @@ def examine(ranks: int) -> Iterator[Row]:
 
 
 def rank_0(ranks: int, *, test: bool, text: Callable[[Examined], str]) -> Examined:
-    """Examine this process, which is rank 0 of a launcher's ranks, or alone.
+    """Examine this process, rank 0 of a launcher's ranks, or alone; collective.
 
     `text` formats the rows that are written if the launcher kills this process.
     """
@@ -78,7 +78,7 @@ def rank_0(ranks: int, *, test: bool, text: Callable[[Examined], str]) -> Examin
 
 
 def later_rank(*, test: bool) -> None:
-    """Examine this process, a later rank of a launcher, and send the rows to rank 0.
+    """Examine this process, a later rank of a launcher; rank 0 receives the rows; collective.
 
     The rows of a crash are written here, because rank 0 may not see its reason.  The exit code
     stays 0: launchers kill the other ranks for another code, before rank 0 has shown the table.
@@ -101,7 +101,7 @@ def command_of_rank(*, test: bool) -> list[str]:
 
 
 def tell_parent(*, test: bool) -> None:
-    """Examine this rank, and write its rows to its standard output, those of its trial later."""
+    """Examine this rank; write its rows, then those of its trial, to stdout; collective."""
     ranks = env.launched_size() or 1
     own = RankRows(env.launched_rank() or 0, socket.gethostname(), [*examine(ranks)])
     tell("report", to_json(own))
@@ -113,7 +113,7 @@ def tell_parent(*, test: bool) -> None:
 def started(
     options: argparse.Namespace, command: Sequence[str], ranks: int, named: Sequence[str]
 ) -> Examined:
-    """Start ranks by ``ncclkv run``, and examine each; `named` are hosts that the user named."""
+    """Run ranks by ``ncclkv run`` to their end, and examine each; `named` are the user's hosts."""
     first = [*launch_rows.mpirun(command)] if ranks > 1 or named else []
     first += [machine.names("named hosts", named, needed=True)] if named else []
     if any(row.level == BLOCKS for row in first):
@@ -141,7 +141,7 @@ def started(
 
 
 def _run(options: argparse.Namespace, command: Sequence[str], ranks: int) -> tuple[str, str]:
-    """Run the command on all ranks; return its output, and the reason of a failure."""
+    """Run the command on all ranks to its end; return its output, and the reason of a failure."""
     line = [sys.executable, "-m", "ncclkv", "run", "-n", str(ranks)]
     for name, value in (("--hosts", options.hosts), ("--hostfile", options.hostfile)):
         line += [name, str(value)] if value is not None else []

@@ -189,7 +189,7 @@ class Job:
         return process
 
     def _read(self, seconds: float) -> bool:
-        """Read arriving data for `seconds`; return whether any arrived."""
+        """Wait for data for up to `seconds`, and read them; return whether any arrived."""
         ready = self._selector.select(seconds)
         for key, _ in ready:
             key.data()
@@ -246,7 +246,7 @@ class Job:
         return all(rank.mpi == notify.MPI_BEGINS for rank in running)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Make supervisors kill running ranks; end the launcher by SIGTERM, at last by SIGKILL."""
+        """End the ranks by their supervisors, the launcher by a signal; waits for their ends."""
         # A supervisor's end is read after its last output: in one pass only one of the two.
         for _ in range(_LAST_READS):
             if not self._read(0):

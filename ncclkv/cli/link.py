@@ -80,7 +80,7 @@ class Link:
 
 
 def connect(address: str, rank: int, secret: bytes, seconds: float) -> Link:
-    """Connect to the runner.
+    """Connect to the runner, and wait for its proof.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def _targets(address: str) -> Iterator[tuple[int, str | tuple[str, int]]]:
 
 
 def _greet(connection: socket.socket, rank: int, secret: bytes) -> socket.socket:
-    """Exchange proofs with the runner."""
+    """Exchange proofs with the runner; waits for its proof."""
     connection.settimeout(ANSWER_SECONDS)
     protocol.keep_alive(connection)
     nonce = os.urandom(protocol.NONCE_BYTES)

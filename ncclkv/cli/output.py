@@ -68,7 +68,7 @@ class Output:
             lines.end()
 
     def _write(self, descriptor: int, data: bytes) -> None:
-        """Write to a stream of this process."""
+        """Write to a stream of this process; waits while the stream takes nothing."""
         while data:
             try:
                 data = data[os.write(descriptor, data) :]

@@ -90,7 +90,7 @@ def _command(pid: int) -> str:
 
 
 def _answer(pid: int) -> str:
-    """Return the table of a runner."""
+    """Wait for the answer of a runner, and return its table."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_SECONDS)
         pieces = []

@@ -186,7 +186,7 @@ class Supervisor:
 
     @contextmanager
     def _link_errors(self) -> Iterator[None]:
-        """Continue without the runner after a network failure; end at once after its end."""
+        """Continue without the runner after a network failure; end this process after its end."""
         try:
             yield
         except RunnerEnded:

@@ -112,7 +112,7 @@ def _ssh(program: str, host: str) -> list[str]:
 
 
 def _output_of(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return a command's stderr; empty if it cannot be run, or is too slow."""
+    """Run a command to its end, and return its stderr; empty if it cannot run, or is too slow."""
     try:
         run = subprocess.run(
             command,

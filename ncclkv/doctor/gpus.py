@@ -170,7 +170,7 @@ def topology() -> Row:
 
 
 def _output(*command: str) -> str:
-    """Return a command's output; empty if it fails."""
+    """Run a command to its end, and return its output; empty if it fails."""
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired):

@@ -50,7 +50,7 @@ _AFTER_OTHER_CRASH = "see the row of /dev/shm; NCCLKV_NODE_MEMORY=messages share
 
 
 def ask_trial(report: RankRows, *, test: bool) -> Ended:
-    """Run the trial of this rank in a child, which sends the rank's report to rank 0.
+    """Run the trial of this rank in a child; rank 0 receives the rank's report; collective.
 
     Without `test` it only joins the ranks.
     """

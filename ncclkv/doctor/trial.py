@@ -45,7 +45,7 @@ _CLOCK_LOOKS = 5
 
 
 def run() -> None:
-    """Join the other ranks, tell the parent of each step, and end this process."""
+    """Join the other ranks, tell the parent of each step, and end this process; collective."""
     end_with_parent()
     given = json.loads(sys.stdin.read())
     try:
@@ -76,7 +76,7 @@ def _steps(report: Any, timeout: float, *, test: bool) -> None:
 
 
 def _test(comm: Communicator) -> Communicator:
-    """Sum and measure, on GPUs too if all ranks have them; return the last communicator."""
+    """Sum and measure, on GPUs too if all ranks have them; collective; return the communicator."""
     tell("step", "summing in host memory")
     tell("sums", _wrong(comm, "dist_sync"))
     tell("step", "measuring host memory")
@@ -163,7 +163,7 @@ def _repeats(seconds: float) -> int:
 
 
 def _seconds(comm: Communicator, act: Callable[[], None], written: Any, repeats: int) -> float:
-    """Return the median of an action that all ranks do at once, on the last rank each time."""
+    """Return the median time of an action, on the last rank each time; collective."""
 
     def measured() -> float:
         comm.barrier().wait()

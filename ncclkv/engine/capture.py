@@ -22,7 +22,6 @@ class Recorder:
     Parameters
     ----------
     kernels : Kernels
-        The kernels of the store.
     rule : Rule
         The update rule in force, which must be in force at each replay, too.
     states : sequence of StoredBucket

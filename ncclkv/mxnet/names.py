@@ -19,7 +19,7 @@ from ncclkv.mxnet.store import NCCLKV
 
 
 def install() -> None:
-    """Register the store, and let the trainers create it for any count of devices."""
+    """Register the store, and change MXNet: its trainers create it for any count of devices."""
     mxnet.kvstore.KVStoreBase.register(NCCLKV)
     create = _creating(mxnet.model._create_kvstore)
     for module in (mxnet.model, mxnet.module.module, mxnet.gluon.trainer):

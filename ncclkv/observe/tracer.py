@@ -47,7 +47,6 @@ class Tracer(Instrument):
     Attributes
     ----------
     path : Path
-        The file.
 
     Raises
     ------

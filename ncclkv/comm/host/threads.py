@@ -205,7 +205,6 @@ class ThreadTransport(Transport):
     first : ThreadTransport
         The transport of all ranks, which this one is, or was split from.
     group_type : type
-        The type of its group.
     timeout : float
         Seconds that an exchange of all threads may take.
     """
