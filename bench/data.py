@@ -35,7 +35,7 @@ def total(size: int, step: int, key: int = 0) -> int:
 
 
 class Pattern:
-    """The part of the values that differs from element to element, in one memory.
+    """The term of the values that differs from element to element, in one memory.
 
     Parameters
     ----------
@@ -53,30 +53,30 @@ class Pattern:
 
     def fill(self, array: Buffer, offset: float, start: int = 0) -> None:
         """Write the pattern from element `start` on, plus `offset`."""
-        for part, tile in self._parts(array, start):
-            self._xp.add(tile, np.float32(offset), out=part)
+        for view, tile in self._ranges(array, start):
+            self._xp.add(tile, np.float32(offset), out=view)
 
     def wrong(self, array: Buffer, scale: float, offset: float, start: int = 0) -> int:
         """Return the count of elements that differ from ``scale * pattern + offset``."""
         count = 0
-        for part, tile in self._parts(array, start):
+        for view, tile in self._ranges(array, start):
             expected = tile * np.float32(scale) + np.float32(offset)
-            count += int(self._xp.count_nonzero(part != expected))
+            count += int(self._xp.count_nonzero(view != expected))
         return count
 
-    def _parts(self, array: Buffer, start: int) -> list[tuple[Buffer, Buffer]]:
-        """Yield `array` in as few parts as possible, each with its part of the pattern."""
+    def _ranges(self, array: Buffer, start: int) -> list[tuple[Buffer, Buffer]]:
+        """Return `array` in as few ranges as possible, each with its range of the pattern."""
         flat = array.reshape(-1)
         start %= _PERIOD
         head = min(flat.size, _PERIOD - start)
         rows = (flat.size - head) // _PERIOD
         tail = head + rows * _PERIOD
-        parts = [(flat[:head], self._tile[start : start + head])]
+        ranges = [(flat[:head], self._tile[start : start + head])]
         if rows:
-            parts.append((flat[head:tail].reshape(rows, _PERIOD), self._tile))
+            ranges.append((flat[head:tail].reshape(rows, _PERIOD), self._tile))
         if tail < flat.size:
-            parts.append((flat[tail:], self._tile[: flat.size - tail]))
-        return parts
+            ranges.append((flat[tail:], self._tile[: flat.size - tail]))
+        return ranges
 
 
 class Signs:

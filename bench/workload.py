@@ -56,9 +56,9 @@ class Workload:
     def views(self, flat: Buffer) -> list[Buffer]:
         """Return a view of each key's slot in a flat array, in key order."""
         ends = accumulate((math.prod(shape) for shape in self.shapes), initial=0)
-        spans = pairwise(ends)
+        ranges = pairwise(ends)
         return [
-            flat[lo:hi].reshape(shape) for (lo, hi), shape in zip(spans, self.shapes, strict=True)
+            flat[lo:hi].reshape(shape) for (lo, hi), shape in zip(ranges, self.shapes, strict=True)
         ]
 
     def buckets(self, nbytes: int) -> list[tuple[int, int]]:

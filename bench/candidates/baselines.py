@@ -12,19 +12,19 @@ from ncclkv.comm.types import Buffer
 
 
 def cut(flat: Buffer, nbytes: int) -> list[Buffer]:
-    """Cut `flat` into pieces of at most `nbytes` bytes."""
+    """Cut `flat` into chunks of at most `nbytes` bytes."""
     step = max(1, nbytes // flat.itemsize)
     return [flat[lo : lo + step] for lo in range(0, flat.size, step)]
 
 
 class Flat(Candidate):
-    """In-place sum of a flat array, in pieces that are all launched before the first wait."""
+    """In-place sum of a flat array, in chunks that are all launched before the first wait."""
 
     def __init__(
         self,
         work: Workload,
         library: Library,
-        pieces: Sequence[Buffer],
+        chunks: Sequence[Buffer],
         views: Sequence[Buffer],
         expected: Expected,
         name: str,
@@ -32,7 +32,7 @@ class Flat(Candidate):
         self.name = name
         self.work = work
         self.library = library
-        self.pieces = pieces
+        self.chunks = chunks
         self.views = views
         self.expected = expected
 
@@ -41,7 +41,7 @@ class Flat(Candidate):
         self.expected.advance(step)
 
     def run(self, mark: Marks) -> None:
-        waits = [self.library.start(piece, piece) for piece in self.pieces]
+        waits = [self.library.start(chunk, chunk) for chunk in self.chunks]
         for wait in waits:
             wait()
 
@@ -58,7 +58,7 @@ class Bucketed(Candidate):
         The slot of every key in a flat array.
     buckets : list of (int, int)
         Ranges of keys.
-    pieces : list of ndarray
+    chunks : list of ndarray
         The same ranges of the flat array.
     """
 
@@ -68,7 +68,7 @@ class Bucketed(Candidate):
         library: Library,
         slots: Sequence[Buffer],
         buckets: Sequence[tuple[int, int]],
-        pieces: Sequence[Buffer],
+        chunks: Sequence[Buffer],
         expected: Expected,
         name: str,
     ) -> None:
@@ -77,7 +77,7 @@ class Bucketed(Candidate):
         self.library = library
         self.slots = slots
         self.buckets = buckets
-        self.pieces = pieces
+        self.chunks = chunks
         self.expected = expected
 
     @property
@@ -92,9 +92,9 @@ class Bucketed(Candidate):
 
     def run(self, mark: Marks) -> None:
         waits = []
-        for (first, last), piece in zip(self.buckets, self.pieces, strict=True):
+        for (first, last), chunk in zip(self.buckets, self.chunks, strict=True):
             self.library.copy(self.slots[first:last], self.work.gradients[first:last])
-            waits.append(self.library.start(piece, piece))
+            waits.append(self.library.start(chunk, chunk))
         mark("push")
         for (first, last), wait in zip(self.buckets, waits, strict=True):
             wait()

@@ -39,7 +39,7 @@ class Into(Flat):
         self.work.overwrite_outs()
 
     def run(self, mark: Marks) -> None:
-        self.library.start(self.pieces[0], self.result)()
+        self.library.start(self.chunks[0], self.result)()
 
     def wrong(self) -> int:
         return self.work.wrong([self.result], self.expected)
@@ -64,9 +64,9 @@ def run(job: Job) -> None:
         candidates.append(Flat(work, library, [plain], [plain], expected, library.name))
     for library in job.libraries:
         if library.name == "MPI":
-            pieces = cut(plain, MIB)
+            chunks = cut(plain, MIB)
             name = f"{library.name}, {SLICES}"
-            candidates.append(Flat(work, library, pieces, [plain], expected, name))
+            candidates.append(Flat(work, library, chunks, [plain], expected, name))
     results = take_turns(job, "allreduce", candidates)
     table.table(job, f"allreduce of {size_text(NBYTES)} float32", results, NBYTES, best)
     baselines = [library.name for library in job.libraries]

@@ -90,16 +90,16 @@ def _bare(job: Job, work: Workload, expected: Sum) -> list[Candidate]:
     bucket, flat = job.memory.bucket(work.nbytes // 4), job.memory.empty(work.nbytes // 4)
     ours, of_bucket = Ours(job.comm), cut(bucket, BUCKET_BYTES)
     found: list[Candidate] = [Flat(work, ours, of_bucket, work.views(bucket), expected, RAW)]
-    views, pieces = work.views(flat), cut(flat, BUCKET_BYTES)
+    views, chunks = work.views(flat), cut(flat, BUCKET_BYTES)
     for library in job.libraries:
         if library.name == "MPI":
             found.append(Flat(work, library, [flat], views, expected, "MPI, whole"))
             slices = cut(flat, MIB)
             found.append(Flat(work, library, slices, views, expected, "MPI, 1 MiB slices"))
-        found.append(Flat(work, library, pieces, views, expected, _flat(library.name)))
-        buckets, parts = _buckets(work, flat)
+        found.append(Flat(work, library, chunks, views, expected, _flat(library.name)))
+        buckets, chunks = _buckets(work, flat)
         name = _copying(library.name)
-        found.append(Bucketed(work, library, views, buckets, parts, expected, name))
+        found.append(Bucketed(work, library, views, buckets, chunks, expected, name))
     return [*found, Copies(work)]
 
 
@@ -149,17 +149,17 @@ def _torch_sgd(
 ) -> list[Candidate]:
     """Return torch's sum and SGD: with copies into buckets and back, and on views."""
     job = work.job
-    buckets, parts = _buckets(work, flat)
+    buckets, chunks = _buckets(work, flat)
     weights = [job.memory.empty(shape) for shape in work.shapes]
     expected = Descent(job.comm.size)
     name = _copying(library.name) + " + SGD"
-    copying = BucketedDescent(work, library, views, buckets, parts, expected, name)
+    copying = BucketedDescent(work, library, views, buckets, chunks, expected, name)
     copying.sgd = TorchSGD(library, weights, work.gradients)
 
-    pieces = cut(flat, BUCKET_BYTES)
+    chunks = cut(flat, BUCKET_BYTES)
     own = work.views(job.memory.empty(work.nbytes // 4))
     viewing = FlatDescent(
-        work, library, pieces, views, Descent(job.comm.size), _flat(library.name) + " + SGD"
+        work, library, chunks, views, Descent(job.comm.size), _flat(library.name) + " + SGD"
     )
     viewing.sgd = TorchSGD(library, own, views)
     return [copying, viewing]

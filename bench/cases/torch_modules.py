@@ -78,8 +78,8 @@ def _compare(job: Job, name: str, what: str, reference: Reference, goal: float) 
         (OURS, Ours(job.comm), job.memory.bucket(count)),
         *((_ddp(each), each, work.gradients[0]) for each in theirs),
     ):
-        pieces = cut(flat, BUCKET_BYTES)
-        candidates.append(Flat(work, library, pieces, [flat], expected, _bare(title)))
+        chunks = cut(flat, BUCKET_BYTES)
+        candidates.append(Flat(work, library, chunks, [flat], expected, _bare(title)))
     results = take_turns(job, name, candidates)
     ours.close()
     for each in theirs:

@@ -99,12 +99,12 @@ class Updated(NamedTuple):
             each.nbytes for each in (self.gradients, *written)
         )
 
-    def copied(self, part: slice, get: Callable[[Array], Array]) -> Updated:
-        """Return copies of a part in host memory."""
+    def copied(self, sample: slice, get: Callable[[Array], Array]) -> Updated:
+        """Return copies of a sample in host memory."""
         weights, gradients, *states = (
-            np.array(get(each[part])) for each in (self.weights, self.gradients, *self.states)
+            np.array(get(each[sample])) for each in (self.weights, self.gradients, *self.states)
         )
-        master = None if self.master is None else np.array(get(self.master[part]))
+        master = None if self.master is None else np.array(get(self.master[sample]))
         return Updated(weights, gradients, states, master)
 
 
@@ -131,7 +131,7 @@ class Update(Candidate):
         # The sums of squares of each call, if there are any.
         self._sums: list[Array | None] = []
         middle = first.size // 2
-        self._parts = [slice(SAMPLE), slice(middle, middle + SAMPLE), slice(-SAMPLE, None)]
+        self._samples = [slice(SAMPLE), slice(middle, middle + SAMPLE), slice(-SAMPLE, None)]
         self.nbytes = self._arrays.moved()
         count = len(states)
         kept = f"{count} state{'s' * (count != 1)}" + (" and masters" if masters else "")
@@ -147,7 +147,7 @@ class Update(Candidate):
         if arrays.master is not None:
             arrays.master[...] = self._first
         self._sums.clear()
-        self._before = [arrays.copied(part, self._get) for part in self._parts]
+        self._before = [arrays.copied(sample, self._get) for sample in self._samples]
 
     def run(self, mark: Marks) -> None:
         sums = self._measure(self._kernels, self._arrays, self._scalars)
@@ -155,14 +155,14 @@ class Update(Candidate):
         self._update(self._kernels, self._arrays, self._scalars, sums)
 
     def wrong(self) -> int:
-        """Return the count of weights that differ from those of the same updates of a part."""
+        """Return the count of weights that differ from those of the same updates of a sample."""
         wrong = 0
-        for part, arrays in zip(self._parts, self._before, strict=True):
+        for sample, arrays in zip(self._samples, self._before, strict=True):
             for sums in self._sums[-CALLS:]:
                 self._measure(HostKernels(), arrays, self._row)
                 of_all = None if sums is None else np.array(self._get(sums))
                 self._update(HostKernels(), arrays, self._row, of_all)
-            found = self._arrays.copied(part, self._get).weights
+            found = self._arrays.copied(sample, self._get).weights
             wrong += int((found != arrays.weights).sum())
         return wrong
 

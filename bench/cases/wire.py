@@ -150,9 +150,9 @@ def _gloo(job: Job, work: Workload) -> list[Candidate]:
     for library in job.libraries:
         if library.name == "Gloo":
             flat = job.memory.empty(sum(array.size for array in work.gradients))
-            pieces, name = cut(flat, BUCKET_BYTES), f"{library.name}, flat 25 MiB buckets"
+            chunks, name = cut(flat, BUCKET_BYTES), f"{library.name}, flat 25 MiB buckets"
             expected = Sum(job.comm.size)
-            found.append(Flat(work, library, pieces, work.views(flat), expected, name))
+            found.append(Flat(work, library, chunks, work.views(flat), expected, name))
     return found
 
 

@@ -1,7 +1,7 @@
 """Time and check one collective over sizes, as nccl-tests does.
 
 A time is the duration of many calls divided by their count, averaged over ranks.  Each call takes
-the next piece of a long buffer, so that short pieces are not found in a cache.  The check runs
+the next range of a long buffer, so that short ranges are not found in a cache.  The check runs
 after the timing, on data of its own.
 """
 
@@ -83,7 +83,7 @@ def _row(job: Job, collective: Collective, nbytes: int, space: Views) -> Row:
     calls = iterations(nbytes, job.options.quick)
     cells: dict[bool, Cell] = {}
     for in_place in collective.halves:
-        views = _pieces(job, collective, space, total, in_place)
+        views = _ranges(job, collective, space, total, in_place)
         own = _time(job, collective, views, calls), _check(job, collective, views[0])
         times, counts = zip(*job.comm.control.allgather(own, "times"), strict=True)
         seconds = sum(times) / size / calls
@@ -99,7 +99,7 @@ def _row(job: Job, collective: Collective, nbytes: int, space: Views) -> Row:
     )
 
 
-def _pieces(
+def _ranges(
     job: Job, collective: Collective, space: Views, total: int, in_place: bool
 ) -> list[Views]:
     """Return the arrays that successive calls send and receive."""
@@ -108,8 +108,8 @@ def _pieces(
     starts = range(0, first.size - total + 1, total)
 
     def views(start: int) -> Views:
-        piece: tuple[Buffer, Buffer] = first[start : start + total], second[start : start + total]
-        return collective.views(*piece, in_place, rank, size)
+        pair: tuple[Buffer, Buffer] = first[start : start + total], second[start : start + total]
+        return collective.views(*pair, in_place, rank, size)
 
     return [views(start) for start in islice(starts, ITERATIONS)]
 

@@ -29,8 +29,8 @@ ENDED = b"x"
 MASTER = b"m"
 PAGES = b"p"
 """Kinds of a supervisor's frames: `HELLO_FORM`; pid and host; output; a signal's number; a line of
-`notify`; an exit code; host and a free port of rank 0, for `torch_env`; a piece of `memory.pack`,
-the last one empty."""
+`notify`; an exit code; host and a free port of rank 0, for `torch_env`; a chunk of
+`rank_pages.pack`, the last one empty."""
 
 HELLO_FORM = struct.Struct(f"!I{NONCE_BYTES}s{PROOF_BYTES}s")
 """Rank, nonce and proof of a supervisor."""
@@ -40,7 +40,7 @@ SIGNAL = b"S"
 ALL_ENDED = b"A"
 LOOK = b"L"
 """Kinds of the runner's frames, beside `MASTER` with an address: end the command now; send it a
-signal, with the number; every rank has ended; send the pages of a `memory` request."""
+signal, with the number; every rank has ended; send the pages of a request of `rank_pages`."""
 
 CHUNK = 1 << 16
 """Maximum bytes of data in a frame."""

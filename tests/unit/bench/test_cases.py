@@ -246,9 +246,9 @@ def test_check_of_the_bucketed_baseline_passes_and_can_fail():
         work = Workload(job, TINY)
         flat = job.memory.bucket(work.nbytes // 4)
         views, expected = work.views(flat), Sum(2)
-        ranges, pieces = models._buckets(work, flat)
+        ranges, chunks = models._buckets(work, flat)
         baseline = baselines.Bucketed(
-            work, Ours(job.comm), views, ranges, pieces, expected, "baseline"
+            work, Ours(job.comm), views, ranges, chunks, expected, "baseline"
         )
         take_turns(job, "", [baseline])
         right = job.wrong

@@ -94,20 +94,20 @@ struct program {
 #define MAX_RANKS 64
 
 /* Sum arrays[1 ...] of 16-bit floats into arrays[0], which is of their type or of float32. */
-static int narrow_total_of(const Py_buffer *arrays, Py_ssize_t parts, int average, int stream)
+static int narrow_total_of(const Py_buffer *arrays, Py_ssize_t part_count, int average, int stream)
 {
     const struct narrow *type = narrow_of(&arrays[1]);
     const int wide = real_of(&arrays[0]) == 'f';
     PyThreadState *state;
 
-    for (Py_ssize_t i = wide; i <= parts; i++)
+    for (Py_ssize_t i = wide; i <= part_count; i++)
         if (narrow_of(&arrays[i]) != type)
             return 0;
-    for (Py_ssize_t i = 1; i <= parts; i++)
+    for (Py_ssize_t i = 1; i <= part_count; i++)
         if (check_length(&arrays[i], wide ? arrays[0].len / 2 : arrays[0].len, "a part") < 0)
             return -1;
     state = release_lock(arrays[0].len);
-    total_narrow(type, arrays + 1, (size_t)parts, arrays[0].buf, wide,
+    total_narrow(type, arrays + 1, (size_t)part_count, arrays[0].buf, wide,
                  (size_t)arrays[1].len / sizeof(uint16_t), average, stream);
     settle(stream);
     restore_lock(state);
@@ -115,9 +115,9 @@ static int narrow_total_of(const Py_buffer *arrays, Py_ssize_t parts, int averag
 }
 
 /* Sum arrays[1 ...] of float32 or float64 into arrays[0]. */
-static int real_total_of(const Py_buffer *arrays, Py_ssize_t parts, int average, int stream)
+static int real_total_of(const Py_buffer *arrays, Py_ssize_t part_count, int average, int stream)
 {
-    const int real = common_real(arrays, parts + 1, "a part", "a part");
+    const int real = common_real(arrays, part_count + 1, "a part", "a part");
     const size_t count = (size_t)(arrays[0].len / (real == 'f' ? sizeof(float) : sizeof(double)));
     PyThreadState *state;
 
@@ -125,9 +125,9 @@ static int real_total_of(const Py_buffer *arrays, Py_ssize_t parts, int average,
         return real;
     state = release_lock(arrays[0].len);
     if (real == 'f')
-        total_float(arrays + 1, (size_t)parts, arrays[0].buf, count, average, stream);
+        total_float(arrays + 1, (size_t)part_count, arrays[0].buf, count, average, stream);
     else
-        total_double(arrays + 1, (size_t)parts, arrays[0].buf, count, average, stream);
+        total_double(arrays + 1, (size_t)part_count, arrays[0].buf, count, average, stream);
     settle(stream);
     restore_lock(state);
     return 1;
