@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def replay(case: Case, lines: int = 0) -> int:
     """Run a case, print its trace, its program and its complaint, and return the exit code.
 
-    The trace is printed whole, or its last lines, where a number is given.
+    The trace is printed whole, or its last lines, where a count is given.
     """
     finding = run(case, keep_trace=True)
     trace = finding.world.trace

@@ -23,7 +23,7 @@ def draw_accident(draws: Draw, size: int, timeout: float) -> Fault:
         return Suspend(point, 0.5 * timeout)
     if kind == "stop":
         return Stop(rank, point, 4.0 * timeout)
-    return LoseMessages(rank, (rank + 1) % size, draws.number(1.0))
+    return LoseMessages(rank, (rank + 1) % size, draws.real(1.0))
 
 
 def accident_verdict(

@@ -37,8 +37,8 @@ def arrays(
     player: Player, keys: list[p.KeyPlan], layout: str = "plain", item: int = 0
 ) -> list[Any]:
     """Return this rank's arrays for keys in the present step."""
-    numbers = [payload(key, player.rank, player.number, item) for key in keys]
-    return player.placed(numbers, layout, f"value {item}")
+    arrays = [payload(key, player.rank, player.step_index, item) for key in keys]
+    return player.placed(arrays, layout, f"value {item}")
 
 
 def to_push(player: Player, store: Store, keys: list[p.KeyPlan], layout: str) -> list[Any]:
@@ -47,17 +47,17 @@ def to_push(player: Player, store: Store, keys: list[p.KeyPlan], layout: str) ->
         return arrays(player, keys, layout)
     views = [store.kv.grad_view(key.key) for key in keys]
     for key, view in zip(keys, views, strict=True):
-        player.write(view, payload(key, player.rank, player.number))
+        player.write(view, payload(key, player.rank, player.step_index))
     return views
 
 
 def outs(
     player: Player, keys: list[p.KeyPlan], layout: str = "plain", *, cast: bool = False
 ) -> list[Any]:
-    """Return arrays to write, full of a number that no key has."""
+    """Return arrays to write, full of a value that no key has."""
     dtypes = [CASTS[key.dtype] if cast else key.dtype for key in keys]
-    numbers = [np.full(key.shape, 77, dtype) for key, dtype in zip(keys, dtypes, strict=True)]
-    return player.placed(numbers, layout, "out")
+    arrays = [np.full(key.shape, 77, dtype) for key, dtype in zip(keys, dtypes, strict=True)]
+    return player.placed(arrays, layout, "out")
 
 
 def write_again(values: list[Any], layout: str = "plain") -> None:
@@ -115,7 +115,7 @@ def push(player: Player, store: Store, step: p.Push) -> None:
         model.pending.update(names(keys))
         model.rate = rate
     for key in keys:
-        model.push(key, player.number, ranks[key.key], arrays=step.arrays)
+        model.push(key, player.step_index, ranks[key.key], arrays=step.arrays)
     model.rate = rate
 
 
@@ -139,7 +139,7 @@ def push_nonfinite(player: Player, store: Store, step: p.PushNonFinite) -> None:
     if not keys or policy == "ignore":
         return
     store.wait()
-    values = [payload(key, player.rank, player.number).copy() for key in keys]
+    values = [payload(key, player.rank, player.step_index).copy() for key in keys]
     if player.rank == step.rank % player.size:
         values[0].flat[-1] = np.nan
     try:
@@ -202,7 +202,7 @@ def push_pull(player: Player, store: Store, step: p.PushPull) -> None:
 def push_all(player: Player, store: Store, keys: list[p.KeyPlan]) -> None:
     """Note that all ranks have pushed keys."""
     for key in keys:
-        store.model.push(key, player.number, range(player.size))
+        store.model.push(key, player.step_index, range(player.size))
 
 
 @runs(p.Group)
@@ -263,7 +263,7 @@ def overlap(player: Player, store: Store, step: p.Overlap) -> None:
         store.model.pending.update(names(keys))
         store.model.rate = rate  # such a store reduces nothing in the block
     for key in keys:
-        store.model.push(key, player.number, ranks[key.key])
+        store.model.push(key, player.step_index, ranks[key.key])
     store.model.rate = rate
 
 
@@ -291,16 +291,16 @@ def uneven(player: Player, store: Store, step: p.Uneven) -> None:
         return
     store.flush()
     batches = [step.batches[rank % len(step.batches)] for rank in range(player.size)]
-    begin = player.number
+    begin = player.step_index
     with store.kv.uneven():
         for batch in range(max(batches)):
             active = [rank for rank in range(player.size) if batches[rank] > batch]
-            player.number = begin + batch
+            player.step_index = begin + batch
             found = outs(player, keys)
             if player.rank in active:
                 _push_batch(player, store, keys, step, found)
             for key in keys:
-                store.model.push(key, player.number, active, among=len(active))
+                store.model.push(key, player.step_index, active, among=len(active))
             if player.rank in active:
                 if step.pulls and step.block == "group":
                     compare(player, store, keys, found)
@@ -309,7 +309,7 @@ def uneven(player: Player, store: Store, step: p.Uneven) -> None:
                 else:
                     store.kv.wait(names(keys))
         player.fail(step.fails)
-    player.number = begin
+    player.step_index = begin
 
 
 def _push_batch(
@@ -337,7 +337,7 @@ def reset(player: Player, store: Store, step: p.Reset) -> None:
         store.kv.reset(names(keys), values)
         write_again(values)
         for key in keys:
-            store.model.reset(key, player.number)
+            store.model.reset(key, player.step_index)
 
 
 @runs(p.Broadcast)
@@ -348,5 +348,5 @@ def broadcast(player: Player, store: Store, step: p.Broadcast) -> None:
         values, found = (make(player, keys, step.layout) for make in (arrays, outs))
         store.kv.broadcast(names(keys), values, out=found)
         for key in keys:
-            store.model.reset(key, player.number)
+            store.model.reset(key, player.step_index)
         compare(player, store, keys, found)

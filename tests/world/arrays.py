@@ -1,6 +1,6 @@
 """Arrays of a program, and their reductions by NumPy alone.
 
-Arrays hold small whole numbers, so that sums are exact in every order, in 16 bits too.  Sums of 8
+Arrays hold small integers, so that sums are exact in every order, in 16 bits too.  Sums of 8
 bits wrap around.
 """
 
@@ -26,14 +26,14 @@ _OPS: dict[str, Callable[..., Any]] = {
 }
 
 
-def payload(key: KeyPlan, rank: int, number: int, item: int = 0) -> Array:
-    """Return a rank's array for a key in the step of that number; it is read-only."""
-    return _payload(key.shape, key.dtype, key.op, 3 * rank + number % 7 + item)
+def payload(key: KeyPlan, rank: int, step: int, item: int = 0) -> Array:
+    """Return a rank's array for a key in the step of that index; it is read-only."""
+    return _payload(key.shape, key.dtype, key.op, 3 * rank + step % 7 + item)
 
 
-def vector(rank: int, number: int, size: int, dtype: str = "f8", op: str = "sum") -> Array:
+def vector(rank: int, step: int, size: int, dtype: str = "f8", op: str = "sum") -> Array:
     """Return a rank's array for a verb without keys; it is read-only."""
-    return payload(KeyPlan("", (size,), dtype, op), rank, number)
+    return payload(KeyPlan("", (size,), dtype, op), rank, step)
 
 
 @lru_cache(maxsize=512)
@@ -45,7 +45,7 @@ def _payload(shape: tuple[int, ...], dtype: str, op: str, shift: int) -> Array:
 
 
 def _numbers(whole: Array, dtype: np.dtype[Any], op: str) -> Array:
-    """Return other whole numbers, which fit a dtype and an op."""
+    """Return other integers, which fit a dtype and an op."""
     if dtype.kind == "b":
         return whole % 3 == 0
     if op == "prod":

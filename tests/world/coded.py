@@ -1,6 +1,6 @@
 """Sums of arrays that a store compresses, by a model of each rank, or node, that sends.
 
-The arrays hold whole numbers, so residuals are exact.  powersgd has as many columns as a matrix has
+The arrays hold integers, so residuals are exact.  powersgd has as many columns as a matrix has
 at most: its products are the sums of what ranks owe, but for roundings.
 """
 
@@ -33,7 +33,7 @@ CODECS: dict[str, dict[str, Any]] = {
 """The parameters of the compression of a store, by names."""
 
 EXACT = "fp16"
-"""A type whose sums are those of the arrays: whole numbers of 16 bits."""
+"""A type whose sums are those of the arrays: integers of 16 bits."""
 
 
 class Coded:
@@ -44,7 +44,7 @@ class Coded:
     name : str or None
         As in `CODECS`; None: nothing is compressed.
     size : int
-        The number of ranks.
+        The count of ranks.
     """
 
     def __init__(self, name: str | None, size: int) -> None:
@@ -132,5 +132,5 @@ class Coded:
 
 
 def _kept(count: int) -> int:
-    """Return the number of elements that topk sends."""
+    """Return the count of elements that topk sends."""
     return min(count, max(1, round(CODECS["topk"]["ratio"] * count)))

@@ -26,4 +26,4 @@ def draw_crossing(seed: int, timeout: float) -> tuple[p.Program, Expectation, Su
     valid = p.Program(2, stores, (p.Barrier(0), p.Barrier(1)), (apart,), timeout)
     program, expectation = break_program(valid, draws, [crossing])
     point = _FIRST_POINT + draws.below(_LAST_POINT - _FIRST_POINT)
-    return program, expectation, Suspend(point, draws.number(_LONGEST))
+    return program, expectation, Suspend(point, draws.real(_LONGEST))

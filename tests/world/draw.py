@@ -1,6 +1,6 @@
 """Valid programs from a seed.
 
-Only `random.Random.random` is used: its numbers are the same in every version of Python, and those
+Only `random.Random.random` is used: its values are the same in every version of Python, and those
 of ``choice`` or ``shuffle`` are not.
 """
 
@@ -33,7 +33,7 @@ class Draw:
     def below(self, end: int) -> int:
         return int(self._random() * end)
 
-    def number(self, end: float) -> float:
+    def real(self, end: float) -> float:
         return self._random() * end
 
     def pick(self, choices: Sequence[T]) -> T:
@@ -92,25 +92,25 @@ def draw(
     seed : object
         Anything with the same `str` on every run.
     size : int
-        Number of ranks, 1 to 4.
+        Count of ranks, 1 to 4.
     calls : int
-        Number of steps.
+        Count of steps.
     busy : float
         Seconds for which a rank may compute.
     timeout : float
         Seconds that ranks wait for each other.
     """
     draws = Draw(f"program {seed}")
-    numbers = (1, 1, 1, 2, 2, 3) if calls < 10 else (1, 1, 2, 2, 3)  # a creation is dear
-    stores = tuple(_store(draws, timeout) for _ in range(draws.pick(numbers)))
+    counts = (1, 1, 1, 2, 2, 3) if calls < 10 else (1, 1, 2, 2, 3)  # a creation is dear
+    stores = tuple(_store(draws, timeout) for _ in range(draws.pick(counts)))
     habits = [weight * draws.pick((0.0, 0.3, 1.0, 1.0, 4.0)) for _, weight in KINDS]
     if not any(habits):
         habits = [weight for _, weight in KINDS]
     kinds = [kind for kind, _ in KINDS]
     steps = []
     for _ in range(calls):
-        number = draws.below(len(stores))
-        program = _Context(draws, size, number, stores, busy)
+        store = draws.below(len(stores))
+        program = _Context(draws, size, store, stores, busy)
         steps.append(draws.weighted(kinds, habits)(program))
     if Draw(f"shards {seed}").chance(SHARDED):
         stores = tuple(replace(store, update_on="sharded") for store in stores)
@@ -173,7 +173,7 @@ def _store(draws: Draw, timeout: float) -> p.StorePlan:
 def _compressed(draws: Draw, store: p.StorePlan) -> p.StorePlan:
     """Draw a compression for a store, and keys that it takes.
 
-    Sums of a function leave whole numbers of 16 bits, and other optimizers have a model without a
+    Sums of a function leave integers of 16 bits, and other optimizers have a model without a
     compression.
     """
     name = draws.pick([*CODECS])
@@ -192,7 +192,7 @@ def _compressed(draws: Draw, store: p.StorePlan) -> p.StorePlan:
 
 def _kinds(draws: Draw, rule: str) -> list[tuple[str, str]]:
     """Draw the dtypes and ops of a store's keys, few, so that keys share buckets."""
-    # Sums over steps leave the whole numbers of 16 bits.
+    # Sums over steps leave the integers of 16 bits.
     dtypes = {"none": DTYPES, "adds": ("f8", "i8", "c16", "i1", "?")}.get(rule, ("f4", "f8"))
     kinds = []
     for _ in range(draws.pick((1, 1, 2))):
@@ -205,9 +205,9 @@ def _kinds(draws: Draw, rule: str) -> list[tuple[str, str]]:
     return kinds
 
 
-def further(store: p.StorePlan, number: int) -> p.Key:
-    """Return a key of that number, from 0 to 9, that a store does not have from the beginning."""
-    return 20 + number if isinstance(store.keys[0].key, int) else f"n{number}"
+def further(store: p.StorePlan, index: int) -> p.Key:
+    """Return a key of that index, from 0 to 9, that a store does not have from the beginning."""
+    return 20 + index if isinstance(store.keys[0].key, int) else f"n{index}"
 
 
 def takes(dtype: str, op: str) -> bool:
@@ -248,7 +248,7 @@ class _Context:
         self.store = store
         self.plan = stores[store]
         self.keys = [key.key for key in self.plan.keys]
-        self.others = [number for number in range(len(stores)) if number != store]
+        self.others = [other for other in range(len(stores)) if other != store]
         self.busy = busy
 
     def some(self) -> p.Keys:
@@ -346,7 +346,7 @@ def _move(c: _Context) -> p.Step:
 
 
 def _busy(c: _Context) -> p.Step:
-    return p.Busy(c.rank(), c.draws.number(c.busy) * c.draws.pick((0.001, 0.1, 1.0)))
+    return p.Busy(c.rank(), c.draws.real(c.busy) * c.draws.pick((0.001, 0.1, 1.0)))
 
 
 KINDS: list[tuple[Callable[[_Context], p.Step], float]] = [

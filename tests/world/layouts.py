@@ -38,8 +38,8 @@ def laid_out(arrays: Sequence[Array], layout: str, kept: dict[Any, Array]) -> li
         return [one[_identity(each)] for each in arrays]
     if layout == "kept":
         made = [
-            kept.setdefault((number, each.shape, each.dtype), each.copy())
-            for number, each in enumerate(arrays)
+            kept.setdefault((index, each.shape, each.dtype), each.copy())
+            for index, each in enumerate(arrays)
         ]
     elif layout == "slices":
         made = _slices(arrays)

@@ -76,7 +76,7 @@ class Model:
                 self.values[key.key] = np.zeros(key.shape, key.dtype)
 
     def order(self) -> list[Key]:
-        """Return all keys in the order of updates: by number, or as they were initialised."""
+        """Return all keys in the order of updates: by index, or as they were initialised."""
         return sorted(self.keys, key=lambda key: key if isinstance(key, int) else 0)
 
     def known(self, names: Iterable[Key]) -> list[KeyPlan]:
@@ -84,10 +84,10 @@ class Model:
         return [self.keys[name] for name in names if name in self.keys]
 
     def push(
-        self, key: KeyPlan, number: int, ranks: Sequence[int], *, arrays: int = 1, among: int = 0
+        self, key: KeyPlan, step: int, ranks: Sequence[int], *, arrays: int = 1, among: int = 0
     ) -> None:
         """Reduce the arrays of some ranks; an average is over `among` ranks, or over all."""
-        given = [[payload(key, rank, number, item) for item in range(arrays)] for rank in ranks]
+        given = [[payload(key, rank, step, item) for item in range(arrays)] for rank in ranks]
         among = among or self.size
         if not self.coded.takes(key):
             total = reduced([array for of_rank in given for array in of_rank], key.op, among)
@@ -126,9 +126,9 @@ class Model:
             return float(sgd.learning_rate * 0.5 ** ((latest - 1) // sgd.halved_after))
         return self.rate
 
-    def reset(self, key: KeyPlan, number: int) -> None:
+    def reset(self, key: KeyPlan, step: int) -> None:
         """Take rank 0's array as the value."""
-        self.values[key.key] = payload(key, 0, number)
+        self.values[key.key] = payload(key, 0, step)
         self._momenta.pop(key.key, None)
         self._counts.pop(key.key, None)
         self.coded.reset(key.key)

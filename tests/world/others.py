@@ -28,8 +28,8 @@ def barrier(player: Player, store: Store, step: p.Barrier) -> None:
 
 @runs(p.AllReduce)
 def allreduce(player: Player, store: Store, step: p.AllReduce) -> None:
-    kind, number = (step.size, step.dtype, step.op), player.number
-    given = [vector(rank, number, *kind) for rank in range(player.size)]
+    kind, step_index = (step.size, step.dtype, step.op), player.step_index
+    given = [vector(rank, step_index, *kind) for rank in range(player.size)]
     value = player.placed([given[player.rank]], step.layout, "value")[0]
     found = store.kv.allreduce(value, step.op, out=value if step.out else None)
     found = value if step.out else found
@@ -38,7 +38,7 @@ def allreduce(player: Player, store: Store, step: p.AllReduce) -> None:
 
 @runs(p.AllGather)
 def allgather(player: Player, store: Store, step: p.AllGather) -> None:
-    given = [vector(rank, player.number, step.size) for rank in range(player.size)]
+    given = [vector(rank, player.step_index, step.size) for rank in range(player.size)]
     found = store.kv.allgather(player.given(given[player.rank].copy()))
     player.same(store, "allgather", found, np.stack(given))
 
@@ -46,14 +46,14 @@ def allgather(player: Player, store: Store, step: p.AllGather) -> None:
 @runs(p.BroadcastObject)
 def broadcast_object(player: Player, store: Store, step: p.BroadcastObject) -> None:
     root = step.root % player.size
-    found = store.kv.broadcast_object([player.number, player.rank], root)
-    player.same(store, "broadcast_object", found, np.array([player.number, root]))
+    found = store.kv.broadcast_object([player.step_index, player.rank], root)
+    player.same(store, "broadcast_object", found, np.array([player.step_index, root]))
 
 
 @runs(p.AllGatherObject)
 def allgather_object(player: Player, store: Store, step: p.AllGatherObject) -> None:
-    found = store.kv.allgather_object((player.number, player.rank))
-    wanted = np.array([(player.number, rank) for rank in range(player.size)])
+    found = store.kv.allgather_object((player.step_index, player.rank))
+    wanted = np.array([(player.step_index, rank) for rank in range(player.size)])
     player.same(store, "allgather_object", found, wanted)
 
 
@@ -75,7 +75,7 @@ def learning_rate(player: Player, store: Store, step: p.LearningRate) -> None:
 @runs(p.Save)
 def save(player: Player, store: Store, step: p.Save) -> None:
     path = player.directory(store)
-    store.kv.save(path, step=player.number)
+    store.kv.save(path, step=player.step_index)
     store.model.pending.clear()
     state = store.model.state()
     store.saved = None if state is None else (path, state)
@@ -103,7 +103,7 @@ def move(player: Player, store: Store, step: p.Move) -> None:
     plan = replace(
         before.plan,
         keys=tuple(keys if step.empty else keys[::-1]),
-        # A load changes the learning rate, and no other number.
+        # A load changes the learning rate, and no other hyperparameter.
         optimizer=before.sgd and replace(before.sgd, learning_rate=0.75),
         update_on=step.update_on,
         bucket_bytes=step.bucket_bytes,

@@ -41,12 +41,12 @@ class KeyPlan(Plain):
 
 @dataclass(frozen=True, repr=False)
 class Sgd(Plain):
-    """Numbers of the optimizer SGD.
+    """Hyperparameters of SGD.
 
     Attributes
     ----------
     halved_after : int
-        Number of updates after which a schedule halves the learning rate; 0: no schedule.
+        Count of updates after which a schedule halves the learning rate; 0: no schedule.
     """
 
     learning_rate: float = 0.5
@@ -261,7 +261,7 @@ class Overlap(Call):
 
 @dataclass(frozen=True, repr=False)
 class Uneven(Call):
-    """An uneven block, in which each rank has its own number of batches.
+    """An uneven block, in which each rank has its own count of batches.
 
     Attributes
     ----------
@@ -374,7 +374,7 @@ class Program(Plain):
     Attributes
     ----------
     size : int
-        Number of ranks.
+        Count of ranks.
     environment : tuple of (str, str)
         Variables, equal on all ranks.
     timeout : float

@@ -43,15 +43,15 @@ def play(program: plan.Program, make: Callable[..., Player] = Player) -> None:
 def _run(player: Player) -> None:
     """Create the stores in use, make all steps, and pull every key."""
     used = _stores_of(player.program.steps)
-    for number, each in enumerate(player.program.stores):
-        if number in used:
-            player.create(number, each)
-    for number, step in enumerate(player.program.steps):
+    for index, each in enumerate(player.program.stores):
+        if index in used:
+            player.create(index, each)
+    for index, step in enumerate(player.program.steps):
         try:
-            with player.step(number):
+            with player.step(index):
                 _make(player, step)
         except Exception as error:
-            annotate(error, f"in step {number}, {step!r}")
+            annotate(error, f"in step {index}, {step!r}")
             raise
     for store in player.stores.values():
         keys = list(store.model.keys.values())
@@ -63,7 +63,7 @@ def _run(player: Player) -> None:
 
 
 def _stores_of(steps: tuple[plan.Step, ...]) -> set[int]:
-    """Return the numbers of the stores that steps use, if `Create` does not make them first."""
+    """Return the indices of the stores that steps use, if `Create` does not make them first."""
     found, created = set(), set()
     for step in steps:
         call = step.step if isinstance(step, plan.Only) else step

@@ -68,7 +68,7 @@ class Store:
         return rate
 
     def flush(self) -> None:
-        """Reduce what was pushed, where the numbers and keys of the flush count."""
+        """Reduce what was pushed, where the sizes and keys of the flush count."""
         if self.model.pending:
             self.wait()
 
@@ -85,10 +85,10 @@ class Player:
     ----------
     program : Program
     rank : int
-    number : int
-        The number of the present step.
+    step_index : int
+        The index of the present step.
     stores : dict of int to Store
-        By the numbers that steps have.
+        By the indices that steps have.
     has_deputies : bool
         Whether threads may make calls for the rank.
     """
@@ -99,13 +99,13 @@ class Player:
         self.program = program
         self.rank = world().rank
         self.size = program.size
-        self.number = 0
+        self.step_index = 0
         self.stores: dict[int, Store] = {}
         self._kept: defaultdict[str, dict[Any, Array]] = defaultdict(dict)
         self._stack = stack
         self._files = files
 
-    def create(self, number: int, plan: p.StorePlan, *, empty: bool = False) -> Store:
+    def create(self, index: int, plan: p.StorePlan, *, empty: bool = False) -> Store:
         """Create a store, and give it its optimizer, and its keys unless a load does."""
         options: dict[str, Any] = {} if plan.timeout is None else {"timeout": plan.timeout}
         kv = self.open(
@@ -120,7 +120,7 @@ class Player:
         self._stack.enter_context(kv)
         if plan.compression is not None:
             kv.set_gradient_compression(CODECS[plan.compression])
-        store = self.stores[number] = Store(kv, self._model(plan))
+        store = self.stores[index] = Store(kv, self._model(plan))
         if plan.optimizer is not None:
             store.use(plan.optimizer)
         elif plan.adds:
@@ -153,13 +153,13 @@ class Player:
         """Write to an array of a store."""
         view[...] = array
 
-    def numbers(self, found: Any) -> Array:
-        """Return the numbers of a store's array."""
+    def elements(self, found: Any) -> Array:
+        """Return the elements of a store's array."""
         return np.asarray(found)
 
-    def step(self, number: int) -> AbstractContextManager[None]:
+    def step(self, index: int) -> AbstractContextManager[None]:
         """Begin a step, whose calls the ``with`` block makes."""
-        self.number = number
+        self.step_index = index
         return nullcontext()
 
     def init(self, store: Store, keys: tuple[p.KeyPlan, ...]) -> None:
@@ -182,7 +182,7 @@ class Player:
 
     def compare(self, store: Store, key: p.Key, found: Any) -> None:
         """Fail unless an array is the value of a key."""
-        array = self.numbers(found)
+        array = self.elements(found)
         if not store.spoilt and not store.model.agrees(key, array):
             self.doubt(store)
             self.wrong(
@@ -191,7 +191,7 @@ class Player:
 
     def same(self, store: Store, what: str, found: Any, wanted: Array) -> None:
         """Fail unless the result of a verb without keys is as it should be."""
-        array = self.numbers(found)
+        array = self.elements(found)
         if not store.spoilt and not np.array_equal(array, wanted):
             self.doubt(store)
             self.wrong(f"store {self.number_of(store)}, {what}", array, wanted)
@@ -205,17 +205,17 @@ class Player:
     def wrong(self, where: str, found: Any, wanted: Any) -> None:
         """Raise the error of a value."""
         raise WrongValue(
-            f"rank {self.rank}, step {self.number}, {where}: found {_short(found)}, wanted "
+            f"rank {self.rank}, step {self.step_index}, {where}: found {_short(found)}, wanted "
             f"{_short(wanted)}"
         )
 
     def number_of(self, store: Store) -> int:
-        """Return the number that steps have for a store."""
-        return next(number for number, each in self.stores.items() if each is store)
+        """Return the index that steps have for a store."""
+        return next(index for index, each in self.stores.items() if each is store)
 
 
 def descent(sgd: p.Sgd) -> Any:
-    """Return an SGD of these numbers."""
+    """Return an SGD of these hyperparameters."""
     schedule = None
     if sgd.halved_after:
         schedule = ncclkv.optimizer.FactorScheduler(
@@ -231,7 +231,7 @@ def _add(key: Any, total: Any, stored: Any) -> None:
 
 
 def _short(value: Any) -> str:
-    """Return the first numbers of an array."""
+    """Return the first elements of an array."""
     array = np.asarray(value)
     more = " ..." if array.size > 6 else ""
     return f"{array.ravel()[:6].tolist()}{more} of shape {array.shape}"

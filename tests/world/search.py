@@ -15,7 +15,7 @@ _COLLECTED = 50
 
 @dataclass
 class Report:
-    """Numbers of a search, and what it has found.
+    """Counts of a search, and what it has found.
 
     Attributes
     ----------

@@ -23,7 +23,7 @@ def shrunk(case: Case) -> Case:
 
 
 def kind(complaint: str) -> str:
-    """Return a complaint without its numbers, values and stacks."""
+    """Return a complaint without its integers, values and stacks."""
     first = complaint.splitlines()[0] if complaint else ""
     return re.sub(r"[\d.]+", "N", first.partition(": found [")[0])[:100]
 
@@ -36,8 +36,8 @@ def _complains(case: Case, wanted: str) -> bool:
 def _smaller(case: Case) -> Iterator[Case]:
     """Yield cases with a step less, in several worlds, or with a habit less."""
     steps = case.program.steps
-    for number in range(len(steps)):
-        program = replace(case.program, steps=steps[:number] + steps[number + 1 :])
+    for index in range(len(steps)):
+        program = replace(case.program, steps=steps[:index] + steps[index + 1 :])
         for seed in (case.seed, *range(_SEEDS)):
             yield replace(case, program=program, seed=seed)
     for habits in calmer(case.habits):

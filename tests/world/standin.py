@@ -43,7 +43,7 @@ def play_on_standin(program: plan.Program, *, broken: bool = False) -> None:
 def _is_counted(program: plan.Program, step: plan.Step) -> bool:
     """Return whether an optimizer counts a flush that the device skips, which the model does not.
 
-    A schedule, and each optimizer but SGD, depends on the number of updates.
+    A schedule, and each optimizer but SGD, depends on the count of updates.
     """
     if not isinstance(step, plan.PushNonFinite):
         return False
@@ -81,8 +81,8 @@ class StandInPlayer(Player):
     def write(self, view: Any, array: Array) -> None:
         self._streams.write(view, array)
 
-    def numbers(self, found: Any) -> Array:
-        """Return an array's numbers, which the current stream or another copies to the host."""
+    def elements(self, found: Any) -> Array:
+        """Return an array's elements, which the current stream or another copies to the host."""
         if not hasattr(found, "data") or isinstance(found, np.ndarray):
             return np.asarray(found)
         with self._after_this_stream():
@@ -99,8 +99,8 @@ class StandInPlayer(Player):
             comm._lifetime.fail(CommAborted("the process ended without closing the communicator"))
 
     @contextmanager
-    def step(self, number: int) -> Iterator[None]:
-        self.number = number
+    def step(self, index: int) -> Iterator[None]:
+        self.step_index = index
         with self._after_this_stream():
             yield
 

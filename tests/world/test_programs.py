@@ -99,7 +99,7 @@ def test_draws_are_the_same_on_every_python() -> None:
     assert draws.some("abcd") == ("b", "d")
     choices = [draws.weighted("abcdefghij", [0.1] * 10) for _ in range(8)]
     assert "".join(choices) == "acfcbibj"
-    assert draws.number(3.0) == 0.491383065498169
+    assert draws.real(3.0) == 0.491383065498169
 
 
 def test_seconds_are_the_same_on_every_python() -> None:

@@ -31,8 +31,8 @@ class Twin(Model):
         self._local.push(name, total)
         self.values[name] = np.asarray(self._local.pull(name))
 
-    def reset(self, key: KeyPlan, number: int) -> None:
-        super().reset(key, number)
+    def reset(self, key: KeyPlan, step: int) -> None:
+        super().reset(key, step)
         self._local.reset(key.key, self.values[key.key])
 
     def state(self) -> State | None:

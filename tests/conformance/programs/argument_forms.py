@@ -17,10 +17,10 @@ Items = list[tuple[KeyPlan, list[Given]]]
 Errors = list[type[BaseException]]
 
 
-def one_each(store: ModelledStore, plans: Sequence[KeyPlan], number: int) -> Items:
+def one_each(store: ModelledStore, plans: Sequence[KeyPlan], operation: int) -> Items:
     """Return a new array for each key, in a layout that changes from call to call."""
-    sources = Sources(store, number)
-    value = Value(layout=LAYOUTS[number % len(LAYOUTS)])
+    sources = Sources(store, operation)
+    value = Value(layout=LAYOUTS[operation % len(LAYOUTS)])
     return [(plan, [sources.one(plan, value)]) for plan in plans]
 
 

@@ -1,4 +1,4 @@
-"""The arrays of programs: small whole numbers, in every memory layout."""
+"""The arrays of programs: small integers, in every memory layout."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def is_real_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or is_16_bit_float(dtype)
 
 
-def payload(plan: KeyPlan, rank: int, number: int, item: int) -> Array:
-    """Return a rank's values for the `item`-th array of the `number`-th call."""
+def payload(plan: KeyPlan, rank: int, operation: int, item: int) -> Array:
+    """Return a rank's values for the `item`-th array of the `operation`-th operation."""
     dtype = dtype_of(plan.dtype)
     size = int(np.prod(plan.shape))
-    base = (np.arange(size) * 3 + 5 * rank + 7 * number + 11 * item) % 9 - 4
+    base = (np.arange(size) * 3 + 5 * rank + 7 * operation + 11 * item) % 9 - 4
     if dtype.kind == "b":
         base = base > 2
     elif dtype.kind == "u":
@@ -43,7 +43,7 @@ def payload(plan: KeyPlan, rank: int, number: int, item: int) -> Array:
     if dtype.itemsize == 1 and dtype.kind in "iu":
         base = base * 25  # sums over ranks wrap around
     if plan.op == "avg" and dtype.kind not in "iu":
-        base = base * 12  # 1 to 4 ranks divide the number exactly
+        base = base * 12  # 1 to 4 ranks divide the sum exactly
     return base.astype(dtype).reshape(plan.shape)
 
 

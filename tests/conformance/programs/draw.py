@@ -17,7 +17,7 @@ SIGNED = ("int8", "int16", "int32", "int64")
 DTYPES = (*FLOATS, *SIGNED, *(f"u{name}" for name in SIGNED), "bool", "complex64", "complex128")
 INTS = (3, 7, -2, 12, 0)
 STRS = ("w", "b", "a", "zz", "layer.0")
-NUMBERS = {
+HYPERPARAMETERS = {
     "learning_rate": (1.0, 0.5, 0.25),
     "wd": (0.0, 0.25),
     "rescale_grad": (1.0, 0.5),
@@ -30,7 +30,7 @@ CAST = (None, None, None, "float64", "float32", "int32", "bool", "complex128")
 
 
 def often(*choices: tuple[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
-    """Draw from several strategies, each as often as its number says."""
+    """Draw from several strategies, each as often as its count says."""
     expanded = [strategy for weight, strategy in choices for _ in range(weight)]
     return st.sampled_from(expanded).flatmap(lambda strategy: strategy)
 
@@ -104,9 +104,9 @@ moves = often(
     (3, st.builds(p.Pull, store, some_keys, outs_or_none)),
     (1, st.builds(p.Pull, store, some_keys, outs_or_none, st.just(True))),
 )
-tunes = st.sampled_from(sorted(NUMBERS)).flatmap(
+tunes = st.sampled_from(sorted(HYPERPARAMETERS)).flatmap(
     lambda name: st.builds(
-        p.Tune, store, index, st.just(name), st.sampled_from(NUMBERS[name]), index
+        p.Tune, store, index, st.just(name), st.sampled_from(HYPERPARAMETERS[name]), index
     )
 )
 stumbles = often((3, st.none()), (1, index))
@@ -134,11 +134,11 @@ groups = st.builds(
 )
 sgd = st.builds(
     p.SgdPlan,
-    st.sampled_from(NUMBERS["learning_rate"]),
+    st.sampled_from(HYPERPARAMETERS["learning_rate"]),
     st.sampled_from((0.0, 0.5)),
-    st.sampled_from(NUMBERS["wd"]),
-    st.sampled_from(NUMBERS["rescale_grad"]),
-    st.sampled_from(NUMBERS["clip_gradient"]),
+    st.sampled_from(HYPERPARAMETERS["wd"]),
+    st.sampled_from(HYPERPARAMETERS["rescale_grad"]),
+    st.sampled_from(HYPERPARAMETERS["clip_gradient"]),
 )
 
 
@@ -147,17 +147,17 @@ def programs(draw: st.DrawFn) -> p.Program:
     """Draw stores, most of whose keys are initialised first, and operations on them."""
     chosen = draw(st.lists(stores(), min_size=1, max_size=3))
     ops: list[p.Op] = []
-    for number, plan in enumerate(chosen):
+    for store, plan in enumerate(chosen):
         known = draw(st.integers(1, len(plan.keys)) | st.just(len(plan.keys)))
-        ops.append(p.Init(number, tuple(range(known))))
+        ops.append(p.Init(store, tuple(range(known))))
         if known < len(plan.keys) and draw(st.booleans()):
             # Local queries on some ranks alone seal the layout there before the other ranks do.
-            ops.append(p.Look(number, 0, draw(st.integers(1, 3))))
-            ops.append(p.Init(number, tuple(range(known, len(plan.keys)))))
+            ops.append(p.Look(store, 0, draw(st.integers(1, 3))))
+            ops.append(p.Init(store, tuple(range(known, len(plan.keys)))))
         if rule := draw(often((1, st.none()), (1, updaters), (2, optimizers))):
-            ops.append(replace(rule, store=number))
+            ops.append(replace(rule, store=store))
     # A list of lists: one drawn list alone is rarely long.
     for part in draw(st.lists(st.lists(often((6, single), (1, groups)), max_size=8), max_size=8)):
         ops += part
-    numbers = draw(st.lists(sgd, min_size=1, max_size=2))
-    return p.Program(tuple(chosen), tuple(numbers), tuple(ops))
+    given = draw(st.lists(sgd, min_size=1, max_size=2))
+    return p.Program(tuple(chosen), tuple(given), tuple(ops))

@@ -8,7 +8,7 @@ from typing import Any
 from ncclkv import optimizer
 from ncclkv.errors import annotate
 from tests.conformance.programs.argument_forms import forms, one_each
-from tests.conformance.programs.model import Numbers
+from tests.conformance.programs.model import Hyperparameters
 from tests.conformance.programs.modelled_store import ModelledStore
 from tests.conformance.programs.plan import KeyPlan, Op, Program, Pull
 from tests.conformance.programs.sources import overwrite_arguments
@@ -31,23 +31,23 @@ class Interpreter:
 
     Attributes
     ----------
-    number : int
-        Of the operation, from 1; what ranks push depends on it.
-    optimizers, numbers
-        The optimizers of the program, and their numbers as the model knows them.
+    operation : int
+        Index of the operation, from 1; what ranks push depends on it.
+    optimizers, hyperparameters
+        The optimizers of the program, and their hyperparameters as the model has them.
     """
 
     def __init__(self, program: Program, stores: Sequence[ModelledStore]) -> None:
         self.stores = stores
-        self.numbers = [Numbers(each) for each in program.optimizers]
+        self.hyperparameters = [Hyperparameters(each) for each in program.optimizers]
         self.optimizers: list[Any] = [optimizer.SGD(**vars(each)) for each in program.optimizers]
-        self.number = 0
+        self.operation = 0
         self._ops = program.ops
 
     @property
     def bare(self) -> bool:
         """Return whether single keys and arrays of this operation are passed without a list."""
-        return self.number % 2 == 0
+        return self.operation % 2 == 0
 
     def run(self) -> None:
         """Run all operations, and pull every key at the end."""
@@ -59,8 +59,8 @@ class Interpreter:
 
     def step(self, op: Op) -> None:
         """Run one operation, and check all stores."""
-        self.number += 1
-        number, store = self.number, self.stores[op.store % len(self.stores)]
+        self.operation += 1
+        index, store = self.operation, self.stores[op.store % len(self.stores)]
         try:
             ACTIONS[type(op)](self, store, op)
             for each in self.stores:
@@ -68,12 +68,12 @@ class Interpreter:
             if not store.in_group and (rough := store.model.rough()):
                 self.replace(store, [plan for plan in store.plan.keys if plan.key in rough])
         except Exception as error:
-            annotate(error, f"rank {store.rank}, operation {number}: {op}")
+            annotate(error, f"rank {store.rank}, operation {index}: {op}")
             raise
 
     def replace(self, store: ModelledStore, plans: Sequence[KeyPlan]) -> None:
-        """Reset keys to rank 0's numbers of this operation."""
-        given = one_each(store, plans, self.number)
+        """Reset keys to rank 0's values of this operation."""
+        given = one_each(store, plans, self.operation)
         keys, values = forms(given, self.bare)
         errors = [*store.missing(plans), *store.forbidden]
         store.call(lambda: store.kv.reset(keys, values), errors)

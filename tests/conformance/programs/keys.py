@@ -23,7 +23,7 @@ def _initialise(
     interpreter: Interpreter, store: ModelledStore, plans: Sequence[KeyPlan], kind: str
 ) -> None:
     """Initialise keys of one op by one call."""
-    given = one_each(store, plans, interpreter.number)
+    given = one_each(store, plans, interpreter.operation)
     keys, values = forms(given, interpreter.bare)
     errors = [KeyAlreadyInitialized for plan in plans if plan.key in store.model.values]
     errors += store.forbidden + store.inadmissible(plans)
@@ -42,7 +42,7 @@ def reset(interpreter: Interpreter, store: ModelledStore, op: Reset) -> None:
 @runs(Broadcast)
 def broadcast(interpreter: Interpreter, store: ModelledStore, op: Broadcast) -> None:
     plans = store.distinct(op.keys)
-    given = one_each(store, plans, interpreter.number)
+    given = one_each(store, plans, interpreter.operation)
     keys, values = forms(given, interpreter.bare)
     outs, writes, errors = out_form(store, plans, op.outs, interpreter.bare)
     errors += store.forbidden + store.inadmissible(plans)

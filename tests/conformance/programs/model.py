@@ -63,8 +63,8 @@ class Adder(Replace):
             stored[...] = stored + np.multiply(total, stored.dtype.type(self.factor))
 
 
-class Numbers:
-    """An optimizer's numbers, which a program changes."""
+class Hyperparameters:
+    """Hyperparameters of an optimizer, which a program changes."""
 
     def __init__(self, plan: SgdPlan) -> None:
         self.learning_rate = plan.learning_rate
@@ -79,8 +79,8 @@ class Numbers:
 class Descent(Replace):
     """SGD in float64, which must not need its width."""
 
-    def __init__(self, numbers: Numbers) -> None:
-        self.numbers = numbers
+    def __init__(self, hyperparameters: Hyperparameters) -> None:
+        self.hyperparameters = hyperparameters
         self.momenta: dict[Key, Array] = {}
 
     def takes(self, dtype: np.dtype[Any]) -> bool:
@@ -95,7 +95,7 @@ class Descent(Replace):
             self._descend(key, total, stored)
 
     def _descend(self, key: Key, total: Array, stored: Array) -> None:
-        now, weight = self.numbers, stored.astype(np.float64)
+        now, weight = self.hyperparameters, stored.astype(np.float64)
         gradient = now.rescale_grad * total.astype(np.float64)
         if now.clip_gradient is not None:
             gradient = np.clip(gradient, -now.clip_gradient, now.clip_gradient)
@@ -106,7 +106,7 @@ class Descent(Replace):
             self.momenta[key] = -change
         for step in (gradient, change, weight - change):
             if not np.array_equal(step, step.astype(np.float32)):
-                raise ValueError(f"the numbers drawn for key {key!r} are not exact in float32")
+                raise ValueError(f"the values drawn for key {key!r} are not exact in float32")
         stored[...] = (weight - change).astype(np.float32).astype(stored.dtype)
 
     def forget(self, key: Key) -> None:
@@ -209,7 +209,7 @@ class Model:
         return False if dropped or not block else self.push(block)
 
     def rough(self) -> list[Key]:
-        """Return keys so far from small numbers that another step might not be exact."""
+        """Return keys so far from small values that another step might not be exact."""
         if not isinstance(self.rule, Descent):
             return []
         momenta = self.rule.momenta
@@ -222,7 +222,7 @@ class Model:
 
 
 def _is_coarse(array: Array) -> bool:
-    """Return whether all numbers are small multiples of 1/256."""
+    """Return whether all elements are small multiples of 1/256."""
     if array.dtype.kind == "c":
         return _is_coarse(array.real) and _is_coarse(array.imag)
     wide = array.astype(np.float64) * 256

@@ -17,7 +17,7 @@ from tests.harness.context import context_of
 Errors = Sequence[type[BaseException]]
 Writes = Sequence[tuple[Key, Any]]
 
-# Number of arrays of earlier calls that are checked.
+# Count of arrays of earlier calls that are checked.
 _HELD = 8
 
 
@@ -42,7 +42,7 @@ class Held:
     """An array of an earlier call, its key, and its expected contents.
 
     `written` arrays were written by the store and are equal on every rank.  An array that a group
-    has yet to write holds this rank's own numbers.
+    has yet to write holds this rank's own values.
     """
 
     key: Key
@@ -90,12 +90,12 @@ class ModelledStore:
         """Return the errors of verbs other than push and pull in the present block."""
         return [UsageError] if self.in_group else []
 
-    def key(self, number: int) -> KeyPlan:
-        return self.plan.keys[number % len(self.plan.keys)]
+    def key(self, index: int) -> KeyPlan:
+        return self.plan.keys[index % len(self.plan.keys)]
 
-    def distinct(self, numbers: Iterable[int]) -> list[KeyPlan]:
+    def distinct(self, indices: Iterable[int]) -> list[KeyPlan]:
         """Return the plans of some keys, each once."""
-        return list(dict.fromkeys(self.key(number) for number in numbers))
+        return list(dict.fromkeys(self.key(index) for index in indices))
 
     def missing(self, plans: Iterable[KeyPlan]) -> list[type[BaseException]]:
         """Return the errors of a call that uses these keys."""

@@ -18,7 +18,7 @@ class Leave(Exception):
 
 @runs(Wait)
 def wait(interpreter: Interpreter, store: ModelledStore, op: Wait) -> None:
-    plans = [] if op.keys is None else [store.key(number) for number in op.keys]
+    plans = [] if op.keys is None else [store.key(index) for index in op.keys]
     errors = store.missing(plans) + store.forbidden
     keys = None if op.keys is None else key_form(plans, interpreter.bare)
     store.call(lambda: store.kv.wait(keys), errors, reads=True)

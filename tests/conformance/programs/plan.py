@@ -1,7 +1,7 @@
 """Plan of a program: plain data, equal on every rank.
 
 Keys are indices into a store's `KeyPlan`s and stores are indices into a program's stores; both are
-taken modulo their number.
+taken modulo their count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StorePlan:
 
 @dataclass(frozen=True)
 class SgdPlan:
-    """An optimizer's numbers: powers of two, so that few steps are exact in float32."""
+    """Hyperparameters of an optimizer: powers of two, so that few steps are exact in float32."""
 
     learning_rate: float
     momentum: float
@@ -46,7 +46,7 @@ class SgdPlan:
 class Value:
     """An array to push.
 
-    `source` is "fresh" (numbers of this call and rank), "stored" (``value`` of the key `of`),
+    `source` is "fresh" (values of this call and rank), "stored" (``value`` of the key `of`),
     "previous" (what was last pulled of the key `of`), "gradient" (the key's own ``grad_view``) or
     "shared" (the `of`-th array that this call has already); where that cannot be, it is fresh.
     """
@@ -157,11 +157,11 @@ class SetOptimizer(Op):
 
 @dataclass(frozen=True)
 class Tune(Op):
-    """Change a number of an optimizer, or its factor for one key of a store."""
+    """Change a hyperparameter of an optimizer, or its factor for one key of a store."""
 
     which: int
     name: str
-    number: float
+    value: float
     key: int
 
 

@@ -27,16 +27,16 @@ def set_updater(interpreter: Interpreter, store: ModelledStore, op: SetUpdater) 
 @runs(SetOptimizer)
 def set_optimizer(interpreter: Interpreter, store: ModelledStore, op: SetOptimizer) -> None:
     which = op.which % len(interpreter.optimizers)
-    chosen, numbers = interpreter.optimizers[which], interpreter.numbers[which]
-    rule, new = store.model.rule, Descent(numbers)
+    chosen, given = interpreter.optimizers[which], interpreter.hyperparameters[which]
+    rule, new = store.model.rule, Descent(given)
     refused = [
         DTypeMismatch for value in store.model.values.values() if not new.admits(value.dtype)
     ]
     errors = store.forbidden + refused
     store.call(lambda: store.kv.set_optimizer(chosen), errors)
-    same = isinstance(rule, Descent) and rule.numbers is numbers
-    if not errors and not same:
-        if isinstance(rule, Descent) and bool(rule.numbers.momentum) == bool(numbers.momentum):
+    before = rule.hyperparameters if isinstance(rule, Descent) else None
+    if not errors and before is not given:
+        if before is not None and bool(before.momentum) == bool(given.momentum):
             new.momenta = rule.momenta
         _replaced(store)
         store.model.rule = new
@@ -55,8 +55,8 @@ def _replaced(store: ModelledStore) -> None:
 @runs(Tune)
 def tune(interpreter: Interpreter, store: ModelledStore, op: Tune) -> None:
     which = op.which % len(interpreter.optimizers)
-    for each in (interpreter.optimizers[which], interpreter.numbers[which]):
+    for each in (interpreter.optimizers[which], interpreter.hyperparameters[which]):
         if op.name.endswith("mult"):
-            getattr(each, op.name)[store.key(op.key).key] = op.number
+            getattr(each, op.name)[store.key(op.key).key] = op.value
         else:
-            setattr(each, op.name, op.number)
+            setattr(each, op.name, op.value)

@@ -28,9 +28,9 @@ class Given:
 class Sources:
     """The arrays of one call."""
 
-    def __init__(self, store: ModelledStore, number: int) -> None:
+    def __init__(self, store: ModelledStore, operation: int) -> None:
         self._seat = store
-        self._number = number
+        self._operation = operation
         self._count = 0
         self._made: list[tuple[KeyPlan, Given]] = []
         self._lent: set[Key] = set()
@@ -61,10 +61,10 @@ class Sources:
         return given
 
     def fresh_ranks(self, plan: KeyPlan) -> list[Array]:
-        """Return the numbers of this call, by rank."""
+        """Return the values of this call, by rank."""
         self._count += 1
         size = self._seat.model.size
-        return [payload(plan, rank, self._number, self._count) for rank in range(size)]
+        return [payload(plan, rank, self._operation, self._count) for rank in range(size)]
 
     def _fresh(self, plan: KeyPlan, layout: str) -> Given:
         ranks = self.fresh_ranks(plan)

@@ -24,7 +24,7 @@ from tests.conformance.programs.sources import Sources, overwrite_arguments
 
 @runs(Push)
 def push(interpreter: Interpreter, store: ModelledStore, op: Push) -> None:
-    items = Sources(store, interpreter.number).items(op.items)
+    items = Sources(store, interpreter.operation).items(op.items)
     keys, values = forms(items, interpreter.bare)
     ours = [one for _, given in items for one in given if one.ours]
     before = [np.array(one.array) for one in ours]
@@ -38,7 +38,7 @@ def push(interpreter: Interpreter, store: ModelledStore, op: Push) -> None:
 
 @runs(PushPull)
 def pushpull(interpreter: Interpreter, store: ModelledStore, op: PushPull) -> None:
-    items = Sources(store, interpreter.number).items(op.items)
+    items = Sources(store, interpreter.operation).items(op.items)
     keys, values = forms(items, interpreter.bare)
     errors = _unpushable(store, items)
     outs: Any = None
@@ -73,7 +73,7 @@ def _unpushable(store: ModelledStore, items: Items) -> Errors:
 
 @runs(Pull)
 def pull(interpreter: Interpreter, store: ModelledStore, op: Pull) -> None:
-    plans = [store.key(number) for number in op.keys]
+    plans = [store.key(index) for index in op.keys]
     keys = key_form(plans, interpreter.bare)
     if op.outs is None:
         errors = store.missing(plans) + ([] if op.local else store.forbidden)
