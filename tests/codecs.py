@@ -35,15 +35,15 @@ class Model(ABC):
 
     @abstractmethod
     def push(self, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return the codes, the values that they send, and the number of large residuals."""
+        """Return the codes, the values that they send, and the count of large residuals."""
 
     def payload(self, codes: np.ndarray) -> bytes:
         """Return the codes as MXNet packs them, in whole words of 4 bytes."""
         words = -(-codes.size * self.bits // 32)
-        number = 0  # of all bits, the first the most significant
+        packed = 0  # of all bits, the first the most significant
         for code in codes.tolist():
-            number = number << self.bits | code
-        return (number << words * 32 - codes.size * self.bits).to_bytes(words * 4, "big")
+            packed = packed << self.bits | code
+        return (packed << words * 32 - codes.size * self.bits).to_bytes(words * 4, "big")
 
 
 class TwoBit(Model):

@@ -28,7 +28,7 @@ RESERVE = 15.0
 """Seconds of the budget kept for the end of the last part and for the archive."""
 
 LEAST = 20.0
-"""Least number of seconds left with which a part is begun."""
+"""Least count of seconds left with which a part is begun."""
 
 MOST_BYTES = 2**20
 """Bytes of one log in the archive, half from its beginning and half from its end."""
@@ -179,7 +179,7 @@ class Lease:
     closed : str
         Name of a part that failed and had to hold for later parts; empty if there is none.
     closed_from : int
-        Number of ranks from which on parts are left out, if `closed` names a part.
+        Count of ranks from which on parts are left out, if `closed` names a part.
     """
 
     folder: Path
@@ -286,8 +286,8 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: object, l
     try:
         return process.wait(max(limit, 1.0))
     except subprocess.TimeoutExpired:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            os.killpg(process.pid, number)
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(process.pid, signum)
             try:
                 process.wait(4)
                 break

@@ -181,8 +181,8 @@ _PRINTING = threading.Lock()
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """End a process group by SIGTERM, on which mpirun ends its ranks, and then by SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        os.killpg(process.pid, number)
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(process.pid, signum)
         try:
             process.wait(GRACE)
             return

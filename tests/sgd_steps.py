@@ -1,4 +1,4 @@
-"""Steps of SGD through `Kernels.update`, from numbers by name."""
+"""Steps of SGD through `Kernels.update`, from hyperparameters by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sgd(
     segments: Segments | None = None,
     skip: Any = None,
     master: Any = None,
-    **numbers: Any,
+    **hyperparameters: Any,
 ) -> None:
     """Make a step on all elements, or on `segments`; `put` copies to the kernels' memory."""
     kernels.update(
@@ -53,7 +53,7 @@ def sgd(
         weights,
         gradients,
         () if momenta is None else (momenta,),
-        put(rows(**numbers)),
+        put(rows(**hyperparameters)),
         segments or segments_of(0, weights.size),
         skip,
         master,

@@ -2,7 +2,7 @@
 
 ``launch/local.sh -n 4 -m tests.soak --steps 20000``: each step makes one or several calls of one of
 the stores. The stores differ in placement, updater and buckets. From time to time an additional
-store is made, used and closed. All numbers are small and whole, so sums in float32 are exact.
+store is made, used and closed. All elements are small integers, so sums in float32 are exact.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LARGEST = 1 << 16
 """Values are reset before they exceed this: 24 bits are exact in float32."""
 
 SIZES: dict[str, tuple[int, ...]] = {
-    **{f"small{number}": (number + 1,) for number in range(12)},
+    **{f"small{index}": (index + 1,) for index in range(12)},
     "matrix": (30, 40),
     "scalar": (),
     "long": (100_000,),
@@ -71,55 +71,53 @@ class Bench:
         elif updater == "function":
             kv.set_updater(_add)
 
-    def gradients(self, keys: Sequence[str], number: int) -> list[Any]:
+    def gradients(self, keys: Sequence[str], step: int) -> list[Any]:
         """Return this rank's gradients in a step."""
-        here = number % 5 + self.kv.rank
+        here = step % 5 + self.kv.rank
         return [(self._patterns[key] + here).astype(self._patterns[key].dtype) for key in keys]
 
-    def expect(self, keys: Sequence[str], number: int) -> None:
+    def expect(self, keys: Sequence[str], step: int) -> None:
         """Update the expected values by the gradients of all ranks in a step."""
         size = self.kv.num_workers
         for key in keys:
-            total = size * (self._patterns[key] + number % 5) + size * (size - 1) // 2
+            total = size * (self._patterns[key] + step % 5) + size * (size - 1) // 2
             sign = {"none": 0, "sgd": -1, "function": 1}[self._updater]
             self._values[key] = total if sign == 0 else self._values[key] + sign * total
 
-    def check(self, keys: Sequence[str], number: int) -> None:
+    def check(self, keys: Sequence[str], step: int) -> None:
         """Check the pulled values."""
         for key in keys:
             if not np.array_equal(self._outs[key], self._values[key]):
-                raise ValueError(f"step {number}, key {key!r}: {self._outs[key].ravel()[:5]}...")
+                raise ValueError(f"step {step}, key {key!r}: {self._outs[key].ravel()[:5]}...")
 
     def outs(self, keys: Sequence[str]) -> list[Any]:
         return [self._outs[key] for key in keys]
 
     # Forms of a step
 
-    def lists(self, keys: list[str], number: int) -> None:
-        self.kv.push(keys, self.gradients(keys, number))
+    def lists(self, keys: list[str], step: int) -> None:
+        self.kv.push(keys, self.gradients(keys, step))
         self.kv.pull(keys, out=self.outs(keys))
 
-    def together(self, keys: list[str], number: int) -> None:
-        self.kv.pushpull(
-            keys, self.gradients(keys, number), out=self.outs(keys), priority=number % 5
-        )
+    def together(self, keys: list[str], step: int) -> None:
+        self.kv.pushpull(keys, self.gradients(keys, step), out=self.outs(keys), priority=step % 5)
 
-    def key_by_key(self, keys: list[str], number: int) -> None:
-        for key, gradient in zip(keys, self.gradients(keys, number), strict=True):
+    def key_by_key(self, keys: list[str], step: int) -> None:
+        for key, gradient in zip(keys, self.gradients(keys, step), strict=True):
             self.kv.push(key, gradient)
         self.kv.wait(keys)
         for key in keys:
             self.kv.pull(key, out=self._outs[key])
 
-    def group(self, keys: list[str], number: int) -> None:
+    def group(self, keys: list[str], step: int) -> None:
         with self.kv.group():
-            for place, gradient in enumerate(self.gradients(keys, number)):
+            for place, gradient in enumerate(self.gradients(keys, step)):
                 self.kv.push(keys[place], gradient, priority=-place)
                 self.kv.pull(keys[place], out=self._outs[keys[place]])
 
-    def views(self, keys: list[str], number: int) -> None:
+    def views(self, keys: list[str], step: int) -> None:
         """Write gradients into the store's own memory, and push them."""
-        for key, gradient in zip(keys, self.gradients(keys, number), strict=True):
+        for key, gradient in zip(keys, self.gradients(keys, step), strict=True):
             view = self.kv.grad_view(key)
             view[...] = gradient
             self.kv.push(key, view)
@@ -128,18 +126,18 @@ class Bench:
             self._outs[key][...] = self.kv.value(key) if self._updater != "none" else 0
         self.kv.pull(keys, out=self.outs(keys))
 
-    def step(self, number: int, draw: random.Random) -> None:
+    def step(self, step: int, draw: random.Random) -> None:
         """Make a step in one of these forms, with some of the keys."""
         keys = draw.choice(CHOICES)
         way = draw.choice([self.lists, self.together, self.key_by_key, self.group, self.views])
-        way(keys, number)
-        self.expect(keys, number)
-        self.check(keys, number)
+        way(keys, step)
+        self.expect(keys, step)
+        self.check(keys, step)
         grown = [key for key in keys if abs(self._values[key]).max() > LARGEST]
         if grown:
-            self.reset(grown, number, draw)
+            self.reset(grown, step, draw)
 
-    def reset(self, keys: list[str], number: int, draw: random.Random) -> None:
+    def reset(self, keys: list[str], step: int, draw: random.Random) -> None:
         """Reset some keys, by either verb."""
         for key in keys:
             self._values[key] = self._patterns[key] * 2
@@ -149,7 +147,7 @@ class Bench:
             self.kv.pull(keys, out=self.outs(keys))
         else:
             self.kv.broadcast(keys, values, self.outs(keys))
-        self.check(keys, number)
+        self.check(keys, step)
 
 
 def _add(key: Any, total: Any, stored: Any) -> None:
@@ -178,13 +176,13 @@ def soak(steps: int, seed: int) -> list[dict[str, int]]:
     draw = random.Random(seed)  # equal on every rank
     gc.freeze()  # what was imported stays: each measurement would search it for garbage
     stores, found = [kind() for kind in KINDS], []
-    for number in range(-WARM_UP, steps):
-        draw.choice(stores).step(number, draw)
-        if number % EVERY == 0:
-            more = KINDS[number // EVERY % len(KINDS)]()
-            more.step(number, draw)
+    for step in range(-WARM_UP, steps):
+        draw.choice(stores).step(step, draw)
+        if step % EVERY == 0:
+            more = KINDS[step // EVERY % len(KINDS)]()
+            more.step(step, draw)
             more.kv.close()
-        if number >= 0 and number % max(1, steps // 100) == 0:
+        if step >= 0 and step % max(1, steps // 100) == 0:
             found.append(memory())
     for store in stores:
         store.kv.close()
@@ -207,10 +205,10 @@ def report(
     return stayed
 
 
-def _middle(numbers: Sequence[float], begin: float, end: float) -> float:
-    """Return the median of a part of some numbers."""
-    count = len(numbers)
-    return statistics.median(numbers[int(begin * count) : int(end * count)])
+def _middle(figures: Sequence[float], begin: float, end: float) -> float:
+    """Return the median of a range of some figures."""
+    count = len(figures)
+    return statistics.median(figures[int(begin * count) : int(end * count)])
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Bodies of store tests that hold for every kind of store, placement and number of ranks.
+"""Bodies of store tests that hold for every kind of store, placement and count of ranks.
 
 A case is a function of one argument, `create`, which opens stores for the calling rank.  The
 modules that run the cases, over threads and under ``mpirun``, choose the store.

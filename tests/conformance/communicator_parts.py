@@ -167,9 +167,9 @@ def owners_receive_their_parts(comm: Communicator) -> None:
     for turn, longest in enumerate(borders()):
         # Long arrays take the most time and differ the least.
         some = divisions(comm.size, longest)[: 1 if longest > INLINE_BYTES else 4]
-        for number, counts in enumerate(some, turn):
-            finish(to_owners(comm, counts, KINDS[number % 3], in_place=False))
-            finish(to_owners(comm, counts, KINDS[(number + 1) % 3], in_place=True))
+        for index, counts in enumerate(some, turn):
+            finish(to_owners(comm, counts, KINDS[index % 3], in_place=False))
+            finish(to_owners(comm, counts, KINDS[(index + 1) % 3], in_place=True))
 
 
 @case
@@ -223,15 +223,15 @@ def a_prepared_sum_to_owners_is_launched_again(comm: Communicator) -> None:
 def allgatherv_of_ragged_parts(comm: Communicator) -> None:
     for turn, longest in enumerate(borders()):
         some = divisions(comm.size, longest)[: 1 if longest > INLINE_BYTES else 4]
-        for number, counts in enumerate(some, turn):
-            finish(gather(comm, counts, KINDS[number % 3], in_place=False))
-            finish(gather(comm, counts, KINDS[(number + 1) % 3], in_place=True))
+        for index, counts in enumerate(some, turn):
+            finish(gather(comm, counts, KINDS[index % 3], in_place=False))
+            finish(gather(comm, counts, KINDS[(index + 1) % 3], in_place=True))
 
 
 @case
 def all_to_all_of_ragged_messages(comm: Communicator) -> None:
-    for number, longest in enumerate(borders()):
-        finish(exchange(comm, uneven(longest), KINDS[number % 3], in_place=number % 2 == 0))
+    for index, longest in enumerate(borders()):
+        finish(exchange(comm, uneven(longest), KINDS[index % 3], in_place=index % 2 == 0))
     finish(exchange(comm, lambda source, target: 1000, in_place=True))
 
 

@@ -106,7 +106,7 @@ SIZED_MODULES = frozenset(
         "late_ranks",
     ]
 )
-"""Modules of cases in which the number of ranks makes a difference."""
+"""Modules of cases in which the count of ranks makes a difference."""
 
 SHARED_MODULES = frozenset(
     [

@@ -26,7 +26,7 @@ def total(kv: Any) -> int:
 
 
 def same(got: Any, expected: Any) -> None:
-    """Fail unless `got` equals `expected`, a number or an array of any memory, in every bit."""
+    """Fail unless `got` equals `expected`, a scalar or an array of any memory, in every bit."""
     got = np.asarray(current_buffers().get(got))
     if hasattr(expected, "get"):  # of a device: CuPy refuses np.asarray
         expected = current_buffers().get(expected)

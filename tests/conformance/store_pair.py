@@ -44,9 +44,9 @@ class Side:
         self.outs = [current_buffers().put(np.full(n, -1, dtype)) for n in SIZES.values()]
 
     def write(self, step: int) -> None:
-        """Write this step's gradients, small whole numbers that no sum rounds."""
-        for number, gradient in enumerate(self.gradients):
-            values = np.arange(gradient.size) % 7 + number + step * (self.kv.rank + 1)
+        """Write this step's gradients, small integers that no sum rounds."""
+        for index, gradient in enumerate(self.gradients):
+            values = np.arange(gradient.size) % 7 + index + step * (self.kv.rank + 1)
             current_buffers().write(gradient, values.astype(gradient.dtype))
 
     def pushpull(self) -> None:

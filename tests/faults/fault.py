@@ -1,4 +1,4 @@
-"""A fault in a job, drawn from a seed and a number, so that it can be repeated alone."""
+"""A fault in a job, drawn from a seed and an index, so that it can be repeated alone."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ class Fault:
         return Fault(**json.loads(text))
 
 
-def draw(seed: int, number: int) -> Fault:
-    """Draw the fault of that number; kinds take turns, in an order of the seed's."""
+def draw(seed: int, index: int) -> Fault:
+    """Draw the fault of that index; kinds take turns, in an order of the seed's."""
     order = random.Random(seed).sample(KINDS, len(KINDS))
-    kind = order[number % len(order)]
-    rng = random.Random(f"{seed}/{number}")
+    kind = order[index % len(order)]
+    rng = random.Random(f"{seed}/{index}")
     ranks = rng.choice((2, 3, 4))
     moments = ["before"] if kind == "missing-step" else ["before", "between"]
     if kind in ("os-exit", "kill", "stop", "os-exit-0"):

@@ -28,7 +28,7 @@ from tests.faults.fault import STEPS, Fault
 
 FAULT = Fault.loads(sys.argv[1])
 CHOICES = random.Random(FAULT.seed)
-SIZES = {f"k{number}": CHOICES.choice((1, 7, 1000, 40_000, 300_000)) for number in range(5)}
+SIZES = {f"k{index}": CHOICES.choice((1, 7, 1000, 40_000, 300_000)) for index in range(5)}
 LAST_WORDS = 1.2
 """Seconds for the other ranks to raise too, before the first of them ends the job."""
 
@@ -50,21 +50,21 @@ class Model:
         elif FAULT.updater == "function":
             kv.set_updater(add)
 
-    def step(self, number: int) -> None:
+    def step(self, step: int) -> None:
         """Push and pull some keys, in one of the ways that a program does."""
         keys = CHOICES.sample(list(SIZES), CHOICES.randrange(1, len(SIZES) + 1))
         way = CHOICES.choice(("list", "group", "keys"))
-        if number == FAULT.step and self.struck("before", keys):
+        if step == FAULT.step and self.struck("before", keys):
             return
-        gradients = [np.full(SIZES[key], float(self.kv.rank + number + 1)) for key in keys]
+        gradients = [np.full(SIZES[key], float(self.kv.rank + step + 1)) for key in keys]
         self.push(way, keys, gradients)
-        if number == FAULT.step:
+        if step == FAULT.step:
             self.struck("between", keys)
         outs = self.kv.pull(keys)
-        self.expect(keys, number)
+        self.expect(keys, step)
         for key, out in zip(keys, outs, strict=True):
             if not np.array_equal(out, self.values[key]):
-                write(f"has WRONG sums of {key!r} in step {number}: {out[:3]}")
+                write(f"has WRONG sums of {key!r} in step {step}: {out[:3]}")
 
     def push(self, way: str, keys: list[str], gradients: list[Any]) -> None:
         if way == "list":
@@ -74,9 +74,9 @@ class Model:
             for key, gradient in zip(keys, gradients, strict=True):
                 self.kv.push(key, gradient)
 
-    def expect(self, keys: list[str], number: int) -> None:
+    def expect(self, keys: list[str], step: int) -> None:
         size = self.kv.num_workers
-        total = float(size * (number + 1) + size * (size - 1) // 2)
+        total = float(size * (step + 1) + size * (size - 1) // 2)
         for key in keys:
             if FAULT.updater == "none":
                 self.values[key][:] = total
@@ -133,8 +133,8 @@ def signals() -> None:
     signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
 
 
-def kill(number: int) -> None:
-    os.kill(os.getpid(), number)
+def kill(signum: int) -> None:
+    os.kill(os.getpid(), signum)
     time.sleep(5)
 
 
@@ -202,8 +202,8 @@ def main() -> None:
     try:
         model = Model()
         late(model.kv.rank)
-        for number in range(STEPS) if FAULT.moment != "during" else itertools.count():
-            model.step(number)
+        for step in range(STEPS) if FAULT.moment != "during" else itertools.count():
+            model.step(step)
         model.kv.close()
         # At the interpreter's end the handler is removed before the timer.
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -31,7 +31,7 @@ class Exchange:
     Attributes
     ----------
     rank, size : int
-        This rank, and the number of ranks.
+        This rank, and the count of ranks.
     name : str
         Both, as in "rank 2 of 4".
     """

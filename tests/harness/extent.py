@@ -26,7 +26,7 @@ def some_or_all(some: Sequence[T], every: Sequence[T]) -> Sequence[T]:
 
 
 def examples(count: int) -> int:
-    """Return the number of random examples that a test draws; a complete run draws `count`."""
+    """Return the count of random examples that a test draws; a complete run draws `count`."""
     return count if complete() else count // 6
 
 
@@ -41,4 +41,4 @@ def combinations(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     if complete():
         return list(itertools.product(*axes))
     most = max(map(len, axes))
-    return [tuple(axis[number % len(axis)] for axis in axes) for number in range(most)]
+    return [tuple(axis[index % len(axis)] for axis in axes) for index in range(most)]

@@ -10,7 +10,7 @@ import gc
 import sys
 
 MANY_MODULES = 100
-"""Number of imported modules, such as torch's, after which the collector is relieved again."""
+"""Count of imported modules, such as torch's, after which the collector is relieved again."""
 
 
 class Frozen:

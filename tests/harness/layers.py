@@ -43,7 +43,7 @@ def summary(stats: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _count(reports: Any) -> Counter[str]:
-    """Return the number of tests of each layer."""
+    """Return the count of tests of each layer."""
     layers = (layer_of(report.nodeid) for report in reports if hasattr(report, "nodeid"))
     return Counter(layer for layer in layers if layer is not None)
 

@@ -38,7 +38,7 @@ class Branches(nn.Module):
         self.layers = nn.ModuleList(linear(1.0) for _ in range(4))
 
     def forward(self, x: Any, chosen: list[int]) -> Any:
-        return sum(self.layers[number](x) for number in chosen)
+        return sum(self.layers[index](x) for index in chosen)
 
 
 class Network(nn.Module):

@@ -98,13 +98,13 @@ def _do(
     doing: dict[Future[R], int] = {}
     results: dict[int, R] = {}
     while waiting or doing:
-        for number in list(waiting):
+        for index in list(waiting):
             taken = sum(works[each].weight for each in doing.values())
-            if not doing or taken + works[number].weight <= room:
-                waiting.remove(number)
-                doing[pool.submit(start, works[number])] = number
+            if not doing or taken + works[index].weight <= room:
+                waiting.remove(index)
+                doing[pool.submit(start, works[index])] = index
         for future in wait(doing, return_when=FIRST_COMPLETED).done:
-            number = doing.pop(future)
-            results[number] = future.result()
-            ended(works[number], results[number])
-    return [results[number] for number in range(len(works))]
+            index = doing.pop(future)
+            results[index] = future.result()
+            ended(works[index], results[index])
+    return [results[index] for index in range(len(works))]

@@ -20,9 +20,9 @@ def factor() -> float:
     """Return the factor: 1 unless ``NCCLKV_TEST_SLOW`` gives another of at least 1."""
     text = os.environ.get(VARIABLE, "") or "1"
     try:
-        number = float(text)
+        given = float(text)
     except ValueError:
-        number = 0.0
-    if not 1 <= number <= 100:
+        given = 0.0
+    if not 1 <= given <= 100:
         raise SystemExit(f"{VARIABLE}={text!r} is not a factor; set a number from 1 to 100")
-    return number
+    return given

@@ -103,7 +103,7 @@ def modules() -> tuple[Module, ...]:
 
 
 def code_lines(module: Module) -> int:
-    """Return the number of lines with code: no docstrings, comments or blank lines."""
+    """Return the count of lines with code: no docstrings, comments or blank lines."""
     docstrings = {
         line
         for node in module.nodes

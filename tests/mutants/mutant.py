@@ -23,7 +23,7 @@ class Selection:
     """Path of the file, from the folder ``tests``."""
     keyword: str = ""
     ranks: int = 0
-    """Number of ranks; 0 for a process without MPI."""
+    """Count of ranks; 0 for a process without MPI."""
     environment: tuple[str, ...] = ()
     """Variables and their values, such as ``NCCLKV_COMPILED=0``."""
 

@@ -27,8 +27,8 @@ def gradients(rank: int, step: int) -> list[Any]:
     """Return a rank's gradients of a step."""
     import mxnet as mx
 
-    numbers = np.random.default_rng((rank, step))
-    return [mx.nd.array(numbers.standard_normal(shape)) for shape in SHAPES.values()]
+    generator = np.random.default_rng((rank, step))
+    return [mx.nd.array(generator.standard_normal(shape)) for shape in SHAPES.values()]
 
 
 def trained(
@@ -40,8 +40,8 @@ def trained(
     """Return the weights after all steps; in each step a store is pushed the arrays of `ranks`."""
     import mxnet as mx
 
-    numbers = np.random.default_rng(1)
-    weights = [mx.nd.array(numbers.standard_normal(shape)) for shape in SHAPES.values()]
+    generator = np.random.default_rng(1)
+    weights = [mx.nd.array(generator.standard_normal(shape)) for shape in SHAPES.values()]
     kv.init(list(keys), weights)
     for step in range(STEPS):
         change(step)

@@ -14,7 +14,7 @@ PLACEMENTS = some_or_all(
     [("every_rank", 3), ("root", 2), ("sharded", 3)],
     list(itertools.product(["every_rank", "root", "sharded"], [1, 2, 3, 4])),
 )
-"""Placements of the updater, and numbers of ranks, on which each case of a capture runs."""
+"""Placements of the updater, and counts of ranks, on which each case of a capture runs."""
 
 
 def graphs_of(worker: Worker) -> set[str]:

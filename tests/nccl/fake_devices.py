@@ -48,7 +48,7 @@ class Devices:
         self._addresses = itertools.count(1000)
         # The default stream, and those that `with` blocks have entered, of each device.
         self._entered: dict[int, list[Any]] = {n: [ExternalStream(self, n)] for n in (0, 1)}
-        self._stream_of = {number: entered[-1] for number, entered in self._entered.items()}
+        self._stream_of = {index: entered[-1] for index, entered in self._entered.items()}
         self._device_of: dict[int, int] = {0: 0}
         self._is_done: dict[int, bool] = {}
         self._work: deque[Callable[[], None]] = deque()
@@ -74,7 +74,7 @@ class Devices:
         cuda = SimpleNamespace(
             runtime=runtime,
             driver=driver,
-            Device=lambda number: Device(self, number),
+            Device=lambda index: Device(self, index),
             Stream=type("Stream", (Stream,), {"devices": self}),
             Event=lambda disable_timing=False: Event(self),
             get_current_stream=self.stream_of,
@@ -84,17 +84,17 @@ class Devices:
         monkeypatch.setattr(cupy, "zeros", self._zeros)
         self.Stream = cuda.Stream
 
-    def set(self, number: int) -> None:
+    def set(self, index: int) -> None:
         """Make a device current, which makes a context there for the thread."""
-        self.current, self.has_context = number, True
+        self.current, self.has_context = index, True
 
     def use(self, stream: Any) -> None:
         """Make a stream the current one of its device."""
         self._stream_of[stream.device_id] = stream
 
-    def stream_of(self, number: int = -1) -> Any:
+    def stream_of(self, index: int = -1) -> Any:
         """Return the current stream of a device."""
-        return self._stream_of[self.current if number == -1 else number]
+        return self._stream_of[self.current if index == -1 else index]
 
     def enter(self, stream: Any) -> None:
         """Begin the ``with`` block of a stream."""
@@ -164,13 +164,13 @@ class Devices:
 class Device:
     """``cupy.cuda.Device``."""
 
-    def __init__(self, devices: Devices, number: int) -> None:
+    def __init__(self, devices: Devices, index: int) -> None:
         self._devices = devices
-        self._number = number
+        self._index = index
         self._before: list[int] = []
 
     def use(self) -> None:
-        self._devices.current = self._number
+        self._devices.current = self._index
 
     def __enter__(self) -> Device:
         self._before.append(self._devices.current)
@@ -203,8 +203,8 @@ class BaseStream:
 class ExternalStream(BaseStream):
     """``cupy.cuda.Stream.from_external(...)``, or the default stream of a device."""
 
-    def __init__(self, devices: Devices, number: int, ptr: int = 0) -> None:
-        self.devices, self.device_id, self.ptr = devices, number, ptr
+    def __init__(self, devices: Devices, index: int, ptr: int = 0) -> None:
+        self.devices, self.device_id, self.ptr = devices, index, ptr
 
 
 class Stream(BaseStream):

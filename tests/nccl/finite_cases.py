@@ -41,9 +41,9 @@ class NonfiniteCases:
         if name.startswith("complex"):
             bad += [complex(0, np.nan), complex(np.inf, 0)]
         assert self.found(stage, numbers, offset) == 0
-        for number, where in enumerate([offset, 1, 2, 3, 100, 2 * THREADS, size - 2, size - 1]):
+        for index, where in enumerate([offset, 1, 2, 3, 100, 2 * THREADS, size - 2, size - 1]):
             wrong = numbers.copy()
-            wrong[where] = bad[number % len(bad)]
+            wrong[where] = bad[index % len(bad)]
             assert self.found(stage, wrong, offset) == 1
         wrong = numbers.copy()
         wrong[0] = np.nan

@@ -13,7 +13,7 @@ def emulated() -> bool:
 
 
 def busy(elements: int) -> int:
-    """Return a number of elements that keeps the device busy as long as `elements` keep a GPU."""
+    """Return a count of elements that keeps the device busy as long as `elements` keep a GPU."""
     return elements // 1024 if emulated() else elements
 
 

@@ -187,9 +187,9 @@ STEPS = {
 
 
 VARIANTS = [(each.name, states) for each in PROGRAMS.values() for states in each.states]
-"""All programs, with their numbers of states."""
+"""All programs, with their counts of states."""
 ROWS = {"all": (1e-3, 1 / 3, 1.5), "no clip": (1e-3, 1.0, -1.0), "no decay": (0.0, 1 / 3, 0.5)}
-"""Last numbers of a row: decay, factor of the gradient, and bound."""
+"""Last scalars of a row: decay, factor of the gradient, and bound."""
 
 
 class UpdateCases:
@@ -260,11 +260,11 @@ class UpdateCases:
         w, g, m, wide = (array[offset:] for array in arrays)
         dw, dg, dm, dwide = (array[offset:] for array in device)
         segments = segments_of(3, 40, w.size)
-        numbers = STEP | {"segments": segments, "lr_mult": (1e-3, 0.1), "wd_mult": (1, 1)}
+        given = STEP | {"segments": segments, "lr_mult": (1e-3, 0.1), "wd_mult": (1, 1)}
         for _ in range(3):
-            sgd(HOST, w, g, m if moving else None, master=wide, **numbers)
+            sgd(HOST, w, g, m if moving else None, master=wide, **given)
             put = stage.put
-            sgd(stage.kernels, dw, dg, dm if moving else None, put=put, master=dwide, **numbers)
+            sgd(stage.kernels, dw, dg, dm if moving else None, put=put, master=dwide, **given)
             for array, expected in zip(device, arrays, strict=True):
                 assert same_bits(stage.get(array), expected)
 
@@ -297,9 +297,9 @@ class UpdateCases:
         segments = segments_of(0, 40, size) if factors else segments_of(0, size)
         cut = {"lr_mult": (1 / 3, 0.0), "wd_mult": (1.0, 2.0)} if factors else {}
         for rate in (0.1, 1e-9, 0.0, 1 / 3):
-            numbers = STEP | {"learning_rate": rate, "segments": segments} | cut
-            sgd(HOST, weights, gradients, momenta, **numbers)
-            sgd(stage.kernels, *device, put=stage.put, **numbers)
+            given = STEP | {"learning_rate": rate, "segments": segments} | cut
+            sgd(HOST, weights, gradients, momenta, **given)
+            sgd(stage.kernels, *device, put=stage.put, **given)
             for array, expected in zip(device, (weights, gradients, momenta), strict=True):
                 assert same_bits(stage.get(array), expected)
 

@@ -70,11 +70,11 @@ class Run:
         return self.weights
 
 
-def made(name: str, number: int) -> Optimizer:
-    """Return the optimizer with the settings of that number, and the key's factors."""
-    optimizer = create(name, **SETTINGS[name][number])
-    optimizer.lr_mult = {KEY: factors(number)["lr_mult"]}
-    optimizer.wd_mult = {KEY: factors(number)["wd_mult"]}
+def made(name: str, index: int) -> Optimizer:
+    """Return the optimizer with the settings of that index, and the key's factors."""
+    optimizer = create(name, **SETTINGS[name][index])
+    optimizer.lr_mult = {KEY: factors(index)["lr_mult"]}
+    optimizer.wd_mult = {KEY: factors(index)["wd_mult"]}
     return optimizer
 
 
@@ -90,8 +90,8 @@ class OptimizerCases:
         assert optimizer.config() == {**expected, "lr_mult": {}, "wd_mult": {}}
 
     def test_arguments_are_kept_in_the_config_and_in_the_text(self) -> None:
-        for number, settings in enumerate(SETTINGS[self.name]):
-            optimizer = made(self.name, number)
+        for index, settings in enumerate(SETTINGS[self.name]):
+            optimizer = made(self.name, index)
             assert settings.items() <= optimizer.config().items()
             assert from_config(optimizer.config()).config() == optimizer.config()
             assert repr(optimizer) == repr(create(self.name, **settings))
@@ -134,23 +134,23 @@ class OptimizerCases:
     def test_each_step_agrees_with_the_model(self, dtype: str) -> None:
         real, bound = dtype_of(dtype), TOLERANCES[dtype]
         narrow = real.itemsize == 2
-        for number, settings in enumerate(SETTINGS[self.name]):
-            run = Run(made(self.name, number), weights(), real)
-            model = Trajectory(self.name, settings, weights(), **factors(number))
+        for index, settings in enumerate(SETTINGS[self.name]):
+            run = Run(made(self.name, index), weights(), real)
+            model = Trajectory(self.name, settings, weights(), **factors(index))
             for step in range(1, STEPS + 1):
                 found, expected = run.step(gradient(step)), model.step(gradient(step))
                 if narrow:
                     model.weights = expected = expected.astype(real).astype(np.float64)
                 error = np.abs(found.astype(np.float64) - expected)
                 largest = np.maximum(1, np.abs(expected))
-                assert (error <= bound * largest).all(), f"settings {number}, step {step}"
+                assert (error <= bound * largest).all(), f"settings {index}, step {step}"
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_16_bit_weights_are_updated_in_float32_and_rounded_once(self, dtype: str) -> None:
         real = dtype_of(dtype)
-        for number in range(len(SETTINGS[self.name])):
-            narrow = Run(made(self.name, number), weights(), real)
-            wide = Run(made(self.name, number), weights(), np.dtype(np.float32))
+        for index in range(len(SETTINGS[self.name])):
+            narrow = Run(made(self.name, index), weights(), real)
+            wide = Run(made(self.name, index), weights(), np.dtype(np.float32))
             for step in range(1, 5):
                 wide.weights[...] = narrow.weights
                 expected = wide.step(gradient(step)).astype(real)
@@ -163,12 +163,12 @@ class OptimizerCases:
         if not self.in_mxnet:
             assert self.name not in recorded()
             return
-        for number, kept in enumerate(recorded()[self.name]):
-            run = Run(made(self.name, number), weights(), np.dtype(np.float32))
+        for index, kept in enumerate(recorded()[self.name]):
+            run = Run(made(self.name, index), weights(), np.dtype(np.float32))
             for step in range(1, STEPS + 1):
                 found = run.step(gradient(step))
                 if str(step) in kept:
-                    text = f"settings {number}, step {step}"
+                    text = f"settings {index}, step {step}"
                     np.testing.assert_allclose(
                         found, kept[str(step)], rtol=1e-6, atol=1e-6, err_msg=text
                     )

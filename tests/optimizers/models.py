@@ -1,6 +1,6 @@
 """Models of the optimizers in float64 NumPy, written from the formulas of MXNet and the papers.
 
-A model is a function of weights, gradient, a dict that keeps its states, and the numbers of a step
+A model is a function of weights, gradient, a dict that keeps its states, and the scalars of a step
 as attributes.  The function returns the new weights.
 """
 

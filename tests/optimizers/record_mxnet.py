@@ -23,11 +23,11 @@ ABSENT = ("adamw", "lion")
 """Optimizers that MXNet 1.9.1 lacks."""
 
 
-def run(name: str, number: int, settings: Settings) -> dict[str, list[float]]:
+def run(name: str, index: int, settings: Settings) -> dict[str, list[float]]:
     """Return the weights of the recorded steps, as MXNet computes them in float32."""
     optimizer: Any = mxnet.optimizer.create(name, **settings)
-    optimizer.set_lr_mult({KEY: factors(number)["lr_mult"]})
-    optimizer.set_wd_mult({KEY: factors(number)["wd_mult"]})
+    optimizer.set_lr_mult({KEY: factors(index)["lr_mult"]})
+    optimizer.set_wd_mult({KEY: factors(index)["wd_mult"]})
     updater = mxnet.optimizer.get_updater(optimizer)
     stored = mxnet.nd.array(weights(), dtype=np.float32)
     found = {}
@@ -41,7 +41,7 @@ def run(name: str, number: int, settings: Settings) -> dict[str, list[float]]:
 
 def main() -> None:
     values = {
-        name: [run(name, number, settings) for number, settings in enumerate(several)]
+        name: [run(name, index, settings) for index, settings in enumerate(several)]
         for name, several in SETTINGS.items()
         if name not in ABSENT
     }

@@ -16,7 +16,7 @@ KEY = 0
 Settings = dict[str, Any]
 
 _ALL: Settings = {"wd": 0.1, "rescale_grad": 0.5, "clip_gradient": 0.125}
-"""Numbers with which decay, factor and bound have an effect."""
+"""Scalars with which decay, factor and bound have an effect."""
 
 FACTORS = {"lr_mult": 0.5, "wd_mult": 2.0}
 """Factors of the key in the settings of `FACTORED`."""
@@ -81,7 +81,7 @@ SETTINGS: dict[str, list[Settings]] = {
 """Arguments of each optimizer, by its name."""
 
 FACTORED = 1
-"""Number of the settings, of each optimizer, whose key has the factors."""
+"""Index of the settings, of each optimizer, whose key has the factors."""
 
 
 def weights() -> np.ndarray:
@@ -94,6 +94,6 @@ def gradient(step: int) -> np.ndarray:
     return ((np.arange(SIZE) * 5 + step * 3) % 17 * 2 - 17) / 32
 
 
-def factors(number: int) -> dict[str, float]:
-    """Return the factors of the key in the settings of that number."""
-    return FACTORS if number == FACTORED else dict.fromkeys(FACTORS, 1.0)
+def factors(index: int) -> dict[str, float]:
+    """Return the factors of the key in the settings of that index."""
+    return FACTORS if index == FACTORED else dict.fromkeys(FACTORS, 1.0)

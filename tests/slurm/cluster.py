@@ -243,11 +243,11 @@ class Batch:
 
     Attributes
     ----------
-    number : int
+    job_id : int
     """
 
-    def __init__(self, cluster: Cluster, number: int, output: Path) -> None:
-        self.number = number
+    def __init__(self, cluster: Cluster, job_id: int, output: Path) -> None:
+        self.job_id = job_id
         self._cluster = cluster
         self._output = output
 
@@ -268,14 +268,14 @@ class Batch:
 
     def send(self, signal: str, *options: str) -> None:
         """Send a signal to the job's processes by scancel."""
-        done = self._cluster.run("scancel", f"--signal={signal}", *options, str(self.number))
+        done = self._cluster.run("scancel", f"--signal={signal}", *options, str(self.job_id))
         assert done.code == 0, done.err
 
     def end(self) -> str:
         """Wait for the end of the job; return its exit code and signal, such as ``"0:0"``."""
         self._cluster.until(self._over, lambda: self.output)
-        return self._cluster.state_of(self.number)["ExitCode"]
+        return self._cluster.state_of(self.job_id)["ExitCode"]
 
     def _over(self) -> bool:
-        state = self._cluster.state_of(self.number).get("JobState")
+        state = self._cluster.state_of(self.job_id).get("JobState")
         return state not in ("PENDING", "RUNNING", "COMPLETING", None)

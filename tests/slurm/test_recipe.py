@@ -25,9 +25,9 @@ def submit(cluster: Cluster, saved: Path, *options: str) -> Batch:
 
 def cancel(cluster: Cluster, job: Batch) -> None:
     """End a job that runs; a job that the signal has ended would have FAILED."""
-    assert cluster.run("scancel", str(job.number)).code == 0
+    assert cluster.run("scancel", str(job.job_id)).code == 0
     job.end()
-    assert cluster.state_of(job.number)["JobState"] == "CANCELLED", job.output
+    assert cluster.state_of(job.job_id)["JobState"] == "CANCELLED", job.output
 
 
 @pytest.mark.limit(180)

@@ -187,7 +187,7 @@ def large_values(kv: Any, odd: bool) -> None:
 
 @scenario
 def a_key_among_many(kv: Any, odd: bool) -> None:
-    keys = [f"k{number}" for number in range(100) if not (odd and number == 57)]
+    keys = [f"k{index}" for index in range(100) if not (odd and index == 57)]
     kv.push(keys, [full(size=3)] * len(keys))
     kv.wait()
 
@@ -254,7 +254,7 @@ def opened() -> Any:
     """A store with the keys of all scenarios."""
     kv = ncclkv.create("dist_sync", timeout=20)
     kv.init(["a", "b", "large", "huge"], [full(0), full(0), full(0, 300_000), full(0, 300_000)])
-    kv.init([f"k{number}" for number in range(100)], [full(0, 3)] * 100)
+    kv.init([f"k{index}" for index in range(100)], [full(0, 3)] * 100)
     return kv
 
 

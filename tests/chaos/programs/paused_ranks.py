@@ -1,7 +1,7 @@
 """A valid program with several stores, whose ranks are paused at random.
 
 ``python paused_ranks.py SECONDS``: a child stops and continues its rank, as a busy or suspended
-machine does.  Rank 0 prints the number of steps.
+machine does.  Rank 0 prints the count of steps.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ Fault = Callable[[], float | None]
 
 
 class Jobs:
-    """Jobs on a network: the same number of ranks on each host, ranks in the order of hosts.
+    """Jobs on a network: as many ranks on each host, ranks in the order of hosts.
 
     Parameters
     ----------
     network : Network
     ranks : int
-        Number of ranks of each host.
+        Count of ranks of each host.
     """
 
     def __init__(self, network: Network, ranks: int) -> None:

@@ -2,7 +2,7 @@
 
 A network has a login machine and some hosts, joined by a bridge that lies in the login machine's
 network namespace.  Nothing of this machine's own network changes, and no namespace has a name, so
-any number of networks can exist at once.  The machines are namespaces of processes below the login
+any count of networks can exist at once.  The machines are namespaces of processes below the login
 machine's, whose first process reads from a pipe: when this process closes it or dies, all end.
 """
 
@@ -121,7 +121,7 @@ class Network:
 
     def _start(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hosts-"))
-        names = [f"node{number}" for number in range(1, self._count + 1)]
+        names = [f"node{index}" for index in range(1, self._count + 1)]
         addresses = {LOGIN: "10.77.0.254"} | {n: f"10.77.0.{i}" for i, n in enumerate(names, 1)}
         lines = [f"{address} {name}" for name, address in addresses.items()]
         (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
@@ -154,16 +154,16 @@ class Network:
             if process.poll() is not None or time.monotonic() > limit:
                 raise OSError(f"{name} was not set up; its script is {script[0]}")
             time.sleep(0.005)
-        pid = next(pid for pid in _below(process.pid) if _numbers(pid)[-1] == 1)
-        numbers = _numbers(pid)
+        pid = next(pid for pid in _below(process.pid) if _pids(pid)[-1] == 1)
+        pids = _pids(pid)
         if inside:
-            (self.folder / f"pid.{name}").write_text(str(numbers[-2]))
+            (self.folder / f"pid.{name}").write_text(str(pids[-2]))
         return Machine(name, address, pid)
 
     def _connect(self, host: Machine) -> None:
         """Connect a host to the bridge by a virtual cable, whose end there has the host's name."""
         add = ("ip", "link", "add", host.name, "type", "veth", "peer", "eth0", "netns")
-        self.login.run(*add, str(_numbers(host.pid)[-2]))
+        self.login.run(*add, str(_pids(host.pid)[-2]))
         self.login.run("ip", "link", "set", host.name, "master", BRIDGE, "up")
         self._address(host, "eth0")
 
@@ -226,7 +226,7 @@ class Network:
         return [words for pid, words in self._all() if pid not in self._own]
 
     def _all(self) -> list[tuple[int, str]]:
-        """Return the processes of all machines that are not zombies, by this machine's numbers."""
+        """Return the processes of all machines that are not zombies, by this machine's ids."""
         names = {machine.space: machine.name for machine in (self.login, *self.hosts)}
         found = []
         for path in Path("/proc").glob("[0-9]*"):
@@ -264,8 +264,8 @@ def _below(pid: int) -> list[int]:
     return found
 
 
-def _numbers(pid: int) -> list[int]:
-    """Return a process's numbers, from this machine's to that in its innermost namespace."""
+def _pids(pid: int) -> list[int]:
+    """Return a process's ids, from this machine's to that in its innermost namespace."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("NSpid:"))
-    return [int(number) for number in line.split()[1:]]
+    return [int(text) for text in line.split()[1:]]

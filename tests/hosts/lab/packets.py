@@ -27,8 +27,8 @@ RANDOM = 1
 
 def drawn(one_in: int) -> list[dict[str, Any]]:
     """Build the nftables expressions that match one packet in `one_in`."""
-    number = [("DREG", 1), ("MODULUS", one_in), ("TYPE", RANDOM), ("OFFSET", 0)]
-    data = {"attrs": [(f"NFTA_NG_{name}", value) for name, value in number]}
+    random_number = [("DREG", 1), ("MODULUS", one_in), ("TYPE", RANDOM), ("OFFSET", 0)]
+    data = {"attrs": [(f"NFTA_NG_{name}", value) for name, value in random_number]}
     zero = {"attrs": [("NFTA_DATA_VALUE", struct.pack("=I", 0))]}
     return [
         {"attrs": [("NFTA_EXPR_NAME", "numgen"), ("NFTA_EXPR_DATA", data)]},

@@ -31,8 +31,8 @@ def main() -> None:
     elif UPDATER == "function":
         kv.set_updater(step)
     out = np.zeros(20_000)
-    for number in range(STEPS):
-        if number == SPOILT and kv.rank == 2:
+    for index in range(STEPS):
+        if index == SPOILT and kv.rank == 2:
             kv._context.engine.layout["b"].weight[3] += 1e-9
             Path(os.environ["MARK"]).touch()
         kv.push("w", np.ones(20_000))

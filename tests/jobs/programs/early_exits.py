@@ -42,8 +42,8 @@ def leave(way: str) -> None:
 def steps(way: str) -> None:
     """Exit on rank 1 during the steps."""
     kv = opened()
-    for number in range(100):
-        if (RANK, number) == (1, 5):
+    for index in range(100):
+        if (RANK, index) == (1, 5):
             leave(way)
         step(kv)
 
@@ -51,8 +51,8 @@ def steps(way: str) -> None:
 def catches(way: str, then: str = "exits") -> None:
     """Exit on rank 1 during the steps; the others catch the error and end by themselves."""
     kv = opened()
-    for number in range(100):
-        if (RANK, number) == (1, 5):
+    for index in range(100):
+        if (RANK, index) == (1, 5):
             mark()
             if way == "unknown":
                 raise SystemExit(17)
@@ -70,9 +70,9 @@ def catches(way: str, then: str = "exits") -> None:
 def handles_a_signal() -> None:
     """Exit on rank 0 with exit code 0, in a signal handler."""
     kv = opened()
-    signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(0))
-    for number in range(100):
-        if (RANK, number) == (0, 5):
+    signal.signal(signal.SIGUSR1, lambda signum, frame: sys.exit(0))
+    for index in range(100):
+        if (RANK, index) == (0, 5):
             mark()
             os.kill(os.getpid(), signal.SIGUSR1)
         step(kv)

@@ -45,8 +45,8 @@ def works() -> None:
 def chatters() -> None:
     """Write many lines of many lengths on all ranks, without waits."""
     rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
-    for number in range(3000):
-        print(f"{rank} {number} {'x' * (number * 7 % 500)} end")
+    for index in range(3000):
+        print(f"{rank} {index} {'x' * (index * 7 % 500)} end")
 
 
 def goes_on() -> None:
@@ -114,8 +114,8 @@ def waits() -> None:
 
 def stubborn() -> None:
     """Sleep on rank 0, while the others wait; all ranks ignore SIGTERM."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
     waits()
 
 

@@ -80,8 +80,8 @@ def other_order() -> None:
 def ends_early() -> None:
     """Make one step less on rank 1 than on the others."""
     kv = opened()
-    for number in range(5):
-        if number == 4 and kv.rank == 1:
+    for index in range(5):
+        if index == 4 and kv.rank == 1:
             mark()
             return
         step(kv)

@@ -231,7 +231,7 @@ def ended(
     """
     module = f"tests.nccl.emulated.{Path(inspect.getfile(run)).stem}"
     command = f"from {module} import {run.__name__}; {run.__name__}()"
-    # The process must not inherit the number of devices that the finder chose for this one.
+    # The process must not inherit the count of devices that the finder chose for this one.
     chosen = {"EMULATED_DEVICES_CHOSEN": ""}
     return subprocess.run(
         [sys.executable, *options, "-c", command],
@@ -246,7 +246,7 @@ def ended(
 
 
 def settled_threads() -> int:
-    """Return the number of the streams' threads, after those of destroyed streams have ended."""
+    """Return the count of the streams' threads, after those of destroyed streams have ended."""
     before = -1
     while before != (now := control.count("threads")):
         before = now

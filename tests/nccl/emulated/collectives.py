@@ -36,8 +36,8 @@ class Result(IntEnum):
 
 
 DTYPES = {
-    np.dtype(name): number
-    for number, name in enumerate(
+    np.dtype(name): constant
+    for constant, name in enumerate(
         ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]
     )
 } | {np.dtype(ml_dtypes.bfloat16): 9}
@@ -266,7 +266,7 @@ def begin(id: bytes, rank: int, size: int, settings: Config | None = None) -> tu
 
 
 def devices() -> int:
-    """Return the number of devices."""
+    """Return the count of devices."""
     count = ctypes.c_int()
     ok("cudaGetDeviceCount", ctypes.byref(count))
     return count.value

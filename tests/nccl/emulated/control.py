@@ -42,7 +42,7 @@ def fail(function: str, nth: int = 1, code: int = 719, *, sticky: bool = False) 
     ----------
     function : str
     nth : int
-        0 removes a fault; a negative number lets each call from the -nth on fail.
+        0 removes a fault; a negative count lets each call from the -nth on fail.
     code : int
         The error; 719 is cudaErrorLaunchFailure.
     sticky : bool
@@ -82,19 +82,19 @@ def stopped(device: int) -> Iterator[None]:
 
 
 def calls(function: str) -> int:
-    """Return the number of a function's calls."""
+    """Return the count of a function's calls."""
     emulated_calls = library().emulated_calls
     emulated_calls.restype = ctypes.c_long
     return int(emulated_calls(function.encode()))
 
 
 def count(kind: str) -> int:
-    """Return the number of live objects of one of `KINDS`."""
+    """Return the count of live objects of one of `KINDS`."""
     emulated_count = library().emulated_count
     emulated_count.restype = ctypes.c_long
     return int(emulated_count(KINDS.index(kind)))
 
 
 def counts() -> dict[str, int]:
-    """Return the number of live objects of each kind."""
+    """Return the count of live objects of each kind."""
     return {kind: count(kind) for kind in KINDS}

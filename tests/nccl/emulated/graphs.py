@@ -13,13 +13,13 @@ def capture(things: Things, stream: int, *names: str, log: Log) -> int:
     return things.exec(things.captured(stream))
 
 
-def branches(things: Things, log: Log, number: int) -> int:
+def branches(things: Things, log: Log, count: int) -> int:
     """Return an executable graph of `first`, then branches of two nodes each, then `last`."""
     stream = things.stream()
     ok("cudaStreamBeginCapture", stream, 0)
     log.put(stream, "first")
     begun = things.recorded(stream)
-    for n in range(number):
+    for n in range(count):
         other = things.stream()
         ok("cudaStreamWaitEvent", other, begun, 0)
         log.put(other, f"{n} begins")

@@ -102,10 +102,10 @@ def _at_odd_addresses(values: Sequence[bytes]) -> tuple[Any, Any]:
     memory = ctypes.create_string_buffer(sum(1 + len(value) for value in values) + 1)
     pointers = (ctypes.c_void_p * len(values))()
     place = ctypes.addressof(memory)
-    for number, value in enumerate(values):
+    for index, value in enumerate(values):
         place += 1 - place % 2
         ctypes.memmove(place, value, len(value))
-        pointers[number] = place
+        pointers[index] = place
         place += len(value)
     return memory, pointers
 

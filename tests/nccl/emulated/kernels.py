@@ -59,7 +59,7 @@ class Nvrtc:
         self._error = error
         self._version = version
         self._programs: dict[int, _Program] = {}
-        self._numbers = itertools.count(1)
+        self._handles = itertools.count(1)
 
     def getVersion(self) -> tuple[int, int]:
         """Return the version of the emulated CUDA runtime."""
@@ -74,10 +74,10 @@ class Nvrtc:
         self, src: str, name: str, headers: Sequence[bytes], include_names: Sequence[bytes]
     ) -> int:
         """Begin a program."""
-        number = next(self._numbers)
+        handle = next(self._handles)
         named = {key.decode(): text for key, text in zip(include_names, headers, strict=True)}
-        self._programs[number] = _Program(src, name, named)
-        return number
+        self._programs[handle] = _Program(src, name, named)
+        return handle
 
     def destroyProgram(self, prog: int) -> None:
         """End a program."""
@@ -131,13 +131,13 @@ class Nvrtc:
         """Return g++'s output."""
         return self._find(prog).log
 
-    def _find(self, number: int) -> _Program:
-        if number not in self._programs:
+    def _find(self, handle: int) -> _Program:
+        if handle not in self._programs:
             raise self._error(INVALID_PROGRAM)
-        return self._programs[number]
+        return self._programs[handle]
 
-    def _compiled(self, number: int) -> _Program:
-        program = self._find(number)
+    def _compiled(self, handle: int) -> _Program:
+        program = self._find(handle)
         if program.image is None:
             raise self._error(INVALID_PROGRAM)
         return program
@@ -153,8 +153,8 @@ def install(nvrtc: ModuleType) -> None:
     def version() -> int:
         from cupy_backends.cuda.api import runtime
 
-        number: int = runtime.runtimeGetVersion()
-        return number
+        found: int = runtime.runtimeGetVersion()
+        return found
 
     # The binding's own function asks NVRTC for the text.
     nvrtc.NVRTCError.__init__ = describe  # type: ignore[attr-defined]

@@ -57,7 +57,7 @@ KERNEL(fail, {4},) {
 }
 """
 WORDS = 9
-"""Number of words of 4 bytes that the kernel `report` writes."""
+"""Count of words of 4 bytes that the kernel `report` writes."""
 
 
 @cache

@@ -83,6 +83,6 @@ def alone() -> Comm:
 def split(comm: Comm, color: int, key: int) -> int:
     """Split a communicator; return the handle, or 0."""
     handle = ctypes.c_void_p(1)
-    numbers = (ctypes.c_int(color), ctypes.c_int(key))
-    check(call("ncclCommSplit", comm.handle, *numbers, ctypes.byref(handle), None))
+    integers = (ctypes.c_int(color), ctypes.c_int(key))
+    check(call("ncclCommSplit", comm.handle, *integers, ctypes.byref(handle), None))
     return handle.value or 0

@@ -134,7 +134,7 @@ def running(
     size : int
     *arguments : object
     **variables : str
-        Environment variables; ``EMULATED_DEVICES`` is the number of ranks by default.
+        Environment variables; ``EMULATED_DEVICES`` is the count of ranks by default.
     """
     with tempfile.TemporaryDirectory() as folder:
         ranks = Running(World(0, size, Path(folder)))
@@ -179,10 +179,10 @@ def _run(
 ) -> None:
     """Run as one rank; exit without Python's own end, which might wait for hanging streams."""
     os.environ.update(variables)
-    for number, kind in ((1, "out"), (2, "err")):
+    for descriptor, kind in ((1, "out"), (2, "err")):
         sys.__stdout__.flush()
         file = os.open(world.folder / f"{kind}-{world.rank}", os.O_CREAT | os.O_WRONLY, 0o600)
-        os.dup2(file, number)
+        os.dup2(file, descriptor)
         os.close(file)
     code = 1
     try:

@@ -50,7 +50,7 @@ class Job:
 
     @property
     def total(self) -> float:
-        """Sum over the ranks of the rank's number plus 1, which each rank pushes."""
+        """Sum over the ranks of the rank's index plus 1, which each rank pushes."""
         return self.size * (self.size + 1) / 2
 
 

@@ -1,6 +1,6 @@
 """Communicators with a fake NCCL that time out one after another; rank 0 counts.
 
-Rank 0 prints the number of its descriptors and threads after each communicator.
+Rank 0 prints the count of its descriptors and threads after each communicator.
 """
 
 from __future__ import annotations

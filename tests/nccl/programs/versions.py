@@ -38,10 +38,10 @@ def main() -> int:
         print(lacking)
         return 1
     print("CUDA", runtime.runtimeGetVersion(), "driver", runtime.driverGetVersion())
-    for number in range(runtime.getDeviceCount()):
-        found = runtime.getDeviceProperties(number)
+    for device in range(runtime.getDeviceCount()):
+        found = runtime.getDeviceProperties(device)
         print(
-            f"GPU {number}: {found['name'].decode()}, sm_{found['major']}{found['minor']}, "
+            f"GPU {device}: {found['name'].decode()}, sm_{found['major']}{found['minor']}, "
             f"{found['multiProcessorCount']} multiprocessors, {found['totalGlobalMem'] / 2**30:.1f}"
             f" GiB, L2 {found['l2CacheSize'] / 2**20:.0f} MiB"
         )

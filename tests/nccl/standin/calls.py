@@ -14,7 +14,7 @@ from tests.nccl.standin.errors import RefusedByStandIn
 from tests.nccl.standin.memory import Memory
 from tests.nccl.standin.order import Span
 
-# Dtypes by their numbers in nccl.h; the package's own tables are under test.
+# Dtypes by their constants in nccl.h; the package's own tables are under test.
 DTYPES: tuple[np.dtype[Any], ...] = tuple(
     np.dtype(kind)
     for kind in (
@@ -84,7 +84,7 @@ class Placed:
 
 
 def dtype_of(call: Call) -> np.dtype[Any]:
-    """Return the dtype of a call's number."""
+    """Return the dtype of a call's constant."""
     if not 0 <= call.dtype < len(DTYPES):
         raise RefusedByStandIn(f"{call.kind}: dtype {call.dtype} is none of NCCL's, 0 to 11")
     return DTYPES[call.dtype]
@@ -108,7 +108,7 @@ def place(call: Call, memory: Memory, rank: int, size: int) -> Placed:
 
 
 def check_codes(call: Call, size: int) -> None:
-    """Refuse numbers without a meaning."""
+    """Refuse constants without a meaning."""
     dtype_of(call)
     if call.op is not None and not 0 <= call.op < len(OPS):
         raise RefusedByStandIn(f"{call.kind}: op {call.op} is none of NCCL's, 0 to 4")

@@ -35,7 +35,7 @@ class Collective(Operation):
         self._inputs = self._send.copy()
         if self._outputs is not None:
             self._outputs[:] = POISON
-        text = f"{self.number}: {self.call}".encode()
+        text = f"{self.index}: {self.call}".encode()
         own = np.frombuffer(text.ljust(_TEXT_BYTES), np.uint8)
         self.handle.started += 1
         self._work = self.handle.host.allgather(own, self._calls)

@@ -242,7 +242,7 @@ class Device:
             self._moving.release()
 
     def _move(self, queue: deque[Step], needed: bool) -> int:
-        """Run the first work of a stream; return the number of completed steps."""
+        """Run the first work of a stream; return the count of completed steps."""
         before = len(queue)
         while queue and queue[0].run(needed):
             queue.popleft()

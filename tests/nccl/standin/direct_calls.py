@@ -41,8 +41,8 @@ def all_reduce(
 ) -> None:
     """Sum float32 arrays on the communication stream, in place without a `receive`."""
     receive = send if receive is None else receive
-    numbers = {"count": send.size, "dtype": F32, "op": SUM, "stream": worker.streams.communication}
-    worker.binding.all_reduce(handle, send.data.ptr, receive.data.ptr, **{**numbers, **changes})
+    given = {"count": send.size, "dtype": F32, "op": SUM, "stream": worker.streams.communication}
+    worker.binding.all_reduce(handle, send.data.ptr, receive.data.ptr, **{**given, **changes})
 
 
 def result(worker: Worker, array: Any) -> list[float]:

@@ -13,9 +13,9 @@ class Faults:
     Attributes
     ----------
     absent_from : int, optional
-        Number of the first collective, on each communicator, at which this rank does not arrive.
+        Index of the first collective, on each communicator, at which this rank does not arrive.
     dies_in : int, optional
-        Number of the collective whose launch raises `Died` on this rank.
+        Index of the collective whose launch raises `Died` on this rank.
     async_errors : mapping of int to str
         Texts of `async_error`, each from its numbered poll on, counted from 1.
     hangs : bool
@@ -29,5 +29,5 @@ class Faults:
 
     def async_error(self, poll: int) -> str | None:
         """Return the error at the `poll`-th poll."""
-        said = [number for number in self.async_errors if number <= poll]
+        said = [look for look in self.async_errors if look <= poll]
         return self.async_errors[max(said)] if said else None

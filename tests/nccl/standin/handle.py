@@ -18,14 +18,14 @@ class Handle:
     host : Communicator
         Communicator that moves the stand-in's data between the same ranks.
     launched, started, completed : int
-        Numbers of collectives whose group has ended, that have sent their call, and that have
+        Counts of collectives whose group has ended, that have sent their call, and that have
         written their outputs.
     lent : bool
         Whether other threads may use it, one at a time.
     graphs : set of str
         Graphs with collectives of this communicator that are not freed.
     hung : int or None
-        Number of the first collective at which this rank does not arrive.
+        Index of the first collective at which this rank does not arrive.
     hangs : bool
         Whether calls that differ between ranks hang; else they are refused.
     """
@@ -79,6 +79,6 @@ class Handle:
                 f" with its collectives, for whose end NCCL waits; free the graph first"
             )
 
-    def may_start(self, number: int) -> bool:
+    def may_start(self, index: int) -> bool:
         """Return whether a collective may start: they run in one order on all ranks."""
-        return number <= self.started and (self.hung is None or number < self.hung)
+        return index <= self.started and (self.hung is None or index < self.hung)

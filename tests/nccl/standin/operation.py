@@ -17,9 +17,9 @@ class Operation(ABC):
     """
 
     def __init__(self, handle: Handle, kind: str) -> None:
-        self.number = handle.launched
+        self.index = handle.launched
         handle.launched += 1
-        self.what = f"{kind} {self.number} of {handle.name}"
+        self.what = f"{kind} {self.index} of {handle.name}"
         self.handle = handle
         self._work: Work | None = None
         self._moves = self._hangs = False
@@ -34,7 +34,7 @@ class Operation(ABC):
         handle = self.handle
         if handle.aborted:
             return True
-        if self._hangs or not handle.may_start(self.number):
+        if self._hangs or not handle.may_start(self.index):
             return False
         try:
             return self._advance(needed or handle.size == 1)

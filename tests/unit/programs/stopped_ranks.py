@@ -20,9 +20,9 @@ RANKS = 3
 
 
 def count() -> NoReturn:
-    number = 0
+    step = 0
     while True:
-        number += 1
+        step += 1
 
 
 def wait_for_others(kv: ncclkv.KVStore) -> None:
@@ -89,7 +89,7 @@ def body() -> None:
         sys.stdout.write(f"rank {kv.rank} ends\n")
 
 
-def on_alarm(number: int, frame: object) -> None:
+def on_alarm(signum: int, frame: object) -> None:
     raise TimeoutError("the program's own")
 
 

@@ -24,7 +24,7 @@ def last(kv: Any) -> RecordedCall:
 
 
 def noted(kv: Any) -> tuple[int, int]:
-    """Return the number of calls, and the digest of all calls."""
+    """Return the count of calls, and the digest of all calls."""
     return context_of(kv).comm.calls.recorder.log.count, context_of(kv).comm.digest.value
 
 

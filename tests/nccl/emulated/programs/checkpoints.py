@@ -22,9 +22,9 @@ KEYS = list(SHAPES)
 STEPS = 3
 
 
-def step(kv: ncclkv.KVStore, number: int) -> None:
-    """Push gradients whose sums have the same bits on any number of ranks."""
-    rng = np.random.default_rng(number)
+def step(kv: ncclkv.KVStore, index: int) -> None:
+    """Push gradients whose sums have the same bits on any count of ranks."""
+    rng = np.random.default_rng(index)
     gradients = []
     for shape in SHAPES.values():
         total = rng.integers(-99, 99, shape)
@@ -66,14 +66,14 @@ def main(do: str, store: str, placement: str, source: str, target: str) -> None:
             kv.init(KEYS, drawn)
             descent = ncclkv.optimizer.SGD(learning_rate=0.1, momentum=0.9, wd=0.01)
             kv.set_optimizer(descent)
-            for number in range(STEPS):
-                step(kv, number)
+            for index in range(STEPS):
+                step(kv, index)
         else:
             assert kv.load(source).step == STEPS
         kv.save(target, step=STEPS)
         saved = values(kv)
-        for number in range(STEPS, 2 * STEPS):
-            step(kv, number)
+        for index in range(STEPS, 2 * STEPS):
+            step(kv, index)
         later = values(kv)
         kept = files(target) if kv.rank == 0 else ""
         print(f"rank {kv.rank} | {saved} | {later} | {kept}", flush=True)

@@ -106,7 +106,7 @@ def free() -> None:
 
 
 def allocations(verb: str, world: ncclkv.KVStore) -> int:
-    """Return the number of the verb's allocations on the last rank."""
+    """Return the count of the verb's allocations on the last rank."""
     store = Store(verb)
     free()
     count = np.array([-control.calls("cudaMalloc")], np.int64)

@@ -21,7 +21,7 @@ import ncclkv
 from tests.nccl.emulated import control
 
 WARM = 5
-"""Number of stores after which CuPy, MPI and Python allocate nothing more."""
+"""Count of stores after which CuPy, MPI and Python allocate nothing more."""
 
 SIZE = 20_000
 OF_STORES = ("streams", "events", "device_blocks", "pinned_blocks")
@@ -32,7 +32,7 @@ FREED = 10.0
 
 
 def freed() -> dict[str, int]:
-    """Free what nothing refers to, and return the number of other objects on the device."""
+    """Free what nothing refers to, and return the count of other objects on the device."""
     gc.collect()
     cupy.get_default_memory_pool().free_all_blocks()
     cupy.get_default_pinned_memory_pool().free_all_blocks()
@@ -40,7 +40,7 @@ def freed() -> dict[str, int]:
 
 
 def alive() -> dict[str, int]:
-    """Return the number of live objects of each kind in this process.
+    """Return the count of live objects of each kind in this process.
 
     The watcher frees a dropped store after a while, and the thread that aborts a failed one ends
     after a while.
@@ -56,12 +56,12 @@ def alive() -> dict[str, int]:
     return found
 
 
-def one(how: str, number: int) -> None:
+def one(how: str, index: int) -> None:
     """Make a store, use it, and end it as `how` names."""
     options: dict[str, Any] = {}
     if how == "options":
-        options = {"nonfinite": "skip_step", "verify_every": 1, "reproducible": number % 2 == 0}
-    update_on = "root" if number % 3 == 0 else "every_rank"
+        options = {"nonfinite": "skip_step", "verify_every": 1, "reproducible": index % 2 == 0}
+    update_on = "root" if index % 3 == 0 else "every_rank"
     kv = ncclkv.create("nccl", timeout=20, update_on=update_on, **options)
     kv.init("w", np.zeros(SIZE, np.float32))
     kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=0.5, momentum=0.5))
@@ -105,13 +105,13 @@ def close(kv: ncclkv.KVStore) -> None:
 
 def main(how: str, count: int) -> None:
     world = ncclkv.create("dist_sync")
-    for number in range(count):
-        counted = number + 1 in (WARM, count)
-        one(how, number)
+    for index in range(count):
+        counted = index + 1 in (WARM, count)
+        one(how, index)
         if counted:
             world.barrier()
             # One write with its line end: lines of two ranks may otherwise be mixed.
-            sys.stdout.write(f"rank {world.rank} | {number + 1} | {json.dumps(alive())}\n")
+            sys.stdout.write(f"rank {world.rank} | {index + 1} | {json.dumps(alive())}\n")
             sys.stdout.flush()
             world.barrier()
 

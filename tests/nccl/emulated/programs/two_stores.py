@@ -45,15 +45,15 @@ def main(how: str) -> None:
             first.pushpull([0, 1], gradients, out=outs)
         replay = step.replay
     mine, other = 1.0, 100.0
-    for number in range(STEPS):
-        for gradient, value in zip(gradients + others, [rank + number] * 4, strict=True):
+    for index in range(STEPS):
+        for gradient, value in zip(gradients + others, [rank + index] * 4, strict=True):
             gradient.fill(value)
-        total = size * number + size * (size - 1) / 2
+        total = size * index + size * (size - 1) / 2
         if replay is not None:
             second.push([0, 1], others)
             replay()
             second.pull([0, 1], out=pulled)
-        elif number % 2:
+        elif index % 2:
             first.push([0, 1], gradients)
             second.push([0, 1], others)
             second.pull([0, 1], out=pulled)
@@ -63,8 +63,8 @@ def main(how: str) -> None:
             first.pushpull([0, 1], gradients, out=outs)
             second.pull([0, 1], out=pulled)
         mine, other = mine - RATE * total, other - RATE * total
-        equal(outs, mine, (number, "first"))
-        equal(pulled, other, (number, "second"))
+        equal(outs, mine, (index, "first"))
+        equal(pulled, other, (index, "second"))
     second.close()
     first.close()
     print(f"rank {rank} | {how} | {STEPS} steps", flush=True)
