@@ -10,7 +10,7 @@ namespace emulated {
 
 namespace {
 
-// A node's handle is the number behind its graph's, so that one of another graph is found.
+// A node's handle is the integer behind its graph's, so that one of another graph is found.
 cudaGraphNode_t node_handle(const Graph& graph, std::size_t node) {
     return reinterpret_cast<cudaGraphNode_t>(
         reinterpret_cast<std::uintptr_t>(graph.handle) + 1 + node);
@@ -42,7 +42,7 @@ struct Answers {
     cudaGraph_t* graph;
     const cudaGraphNode_t** dependencies;
     const cudaGraphEdgeData** edges;
-    std::size_t* number;
+    std::size_t* count;
 };
 
 cudaError_t tell(cudaStream_t handle, const Answers& answers) {
@@ -59,13 +59,13 @@ cudaError_t tell(cudaStream_t handle, const Answers& answers) {
     if (answers.graph) *answers.graph = graph.handle;
     if (answers.dependencies) *answers.dependencies = stream->told.data();
     if (answers.edges) *answers.edges = nullptr;  // no edge has data here
-    if (answers.number) *answers.number = stream->told.size();
+    if (answers.count) *answers.count = stream->told.size();
     return cudaSuccess;
 }
 
-cudaError_t update(cudaStream_t handle, const cudaGraphNode_t* dependencies, std::size_t number,
+cudaError_t update(cudaStream_t handle, const cudaGraphNode_t* dependencies, std::size_t count,
                    unsigned flags) {
-    if (flags > cudaStreamSetCaptureDependencies || (number && !dependencies))
+    if (flags > cudaStreamSetCaptureDependencies || (count && !dependencies))
         return cudaErrorInvalidValue;
     const Held held = hold();
     StreamPtr stream;
@@ -74,7 +74,7 @@ cudaError_t update(cudaStream_t handle, const cudaGraphNode_t* dependencies, std
     if (const cudaError_t error = check_usable(*stream, held)) return error;
     std::vector<std::size_t> tails;
     if (flags == cudaStreamAddCaptureDependencies) tails = stream->tails;
-    for (std::size_t i = 0; i < number; ++i) {
+    for (std::size_t i = 0; i < count; ++i) {
         std::size_t node;
         if (!find_node(*stream->capture->graph, dependencies[i], node))
             return cudaErrorInvalidValue;
@@ -126,33 +126,33 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
 
 cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                         unsigned long long* id, cudaGraph_t* graph,
-                                        const cudaGraphNode_t** dependencies, size_t* number) {
+                                        const cudaGraphNode_t** dependencies, size_t* count) {
     return call(__func__, [&] {
-        return tell(stream, {status, id, graph, dependencies, nullptr, number});
+        return tell(stream, {status, id, graph, dependencies, nullptr, count});
     });
 }
 
 cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                         unsigned long long* id, cudaGraph_t* graph,
                                         const cudaGraphNode_t** dependencies,
-                                        const cudaGraphEdgeData** edges, size_t* number) {
+                                        const cudaGraphEdgeData** edges, size_t* count) {
     return call(__func__, [&] {
-        return tell(stream, {status, id, graph, dependencies, edges, number});
+        return tell(stream, {status, id, graph, dependencies, edges, count});
     });
 }
 
 cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t* dependencies,
-                                                size_t number, unsigned flags) {
-    return call(__func__, [&] { return update(stream, dependencies, number, flags); });
+                                                size_t count, unsigned flags) {
+    return call(__func__, [&] { return update(stream, dependencies, count, flags); });
 }
 
 cudaError_t cudaStreamUpdateCaptureDependencies_v2(cudaStream_t stream,
                                                    cudaGraphNode_t* dependencies,
-                                                   const cudaGraphEdgeData* edges, size_t number,
+                                                   const cudaGraphEdgeData* edges, size_t count,
                                                    unsigned flags) {
     return call(__func__, [&]() -> cudaError_t {
         if (edges) return not_emulated("cudaGraphEdgeData");
-        return update(stream, dependencies, number, flags);
+        return update(stream, dependencies, count, flags);
     });
 }
 
@@ -161,18 +161,18 @@ cudaError_t cudaStreamUpdateCaptureDependencies_v2(cudaStream_t stream,
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                      unsigned long long* id, cudaGraph_t* graph,
                                      const cudaGraphNode_t** dependencies,
-                                     const cudaGraphEdgeData** edges, size_t* number) {
+                                     const cudaGraphEdgeData** edges, size_t* count) {
     return call(__func__, [&] {
-        return tell(stream, {status, id, graph, dependencies, edges, number});
+        return tell(stream, {status, id, graph, dependencies, edges, count});
     });
 }
 
 cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t* dependencies,
-                                                const cudaGraphEdgeData* edges, size_t number,
+                                                const cudaGraphEdgeData* edges, size_t count,
                                                 unsigned flags) {
     return call(__func__, [&]() -> cudaError_t {
         if (edges) return not_emulated("cudaGraphEdgeData");
-        return update(stream, dependencies, number, flags);
+        return update(stream, dependencies, count, flags);
     });
 }
 

@@ -89,23 +89,23 @@ CUresult cuDriverGetVersion(int* version) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetCount(int* number) {
+CUresult cuDeviceGetCount(int* count) {
     return driver_call(__func__, [&]() -> cudaError_t {
-        if (!number) return cudaErrorInvalidValue;
-        *number = devices();
+        if (!count) return cudaErrorInvalidValue;
+        *count = devices();
         return cudaSuccess;
     });
 }
 
-CUresult cuDeviceGet(CUdevice* device, int number) {
-    return of_device(__func__, number, device, [&]() -> cudaError_t {
-        *device = number;
+CUresult cuDeviceGet(CUdevice* device, int index) {
+    return of_device(__func__, index, device, [&]() -> cudaError_t {
+        *device = index;
         return cudaSuccess;
     });
 }
 
-CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute number, CUdevice device) {
-    return of_device(__func__, device, value, [&] { return attribute(number, device, *value); });
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute id, CUdevice device) {
+    return of_device(__func__, device, value, [&] { return attribute(id, device, *value); });
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {

@@ -16,8 +16,8 @@ int read_devices() {
     const char* value = std::getenv("EMULATED_DEVICES");
     if (!value) return 1;
     char* end = nullptr;
-    const long number = std::strtol(value, &end, 10);
-    if (end != value && !*end && number >= 1 && number <= most) return static_cast<int>(number);
+    const long found = std::strtol(value, &end, 10);
+    if (end != value && !*end && found >= 1 && found <= most) return static_cast<int>(found);
     std::fprintf(stderr, "emulated: EMULATED_DEVICES is '%s', none of 1 to %d\n", value, most);
     std::_Exit(2);
 }
@@ -27,13 +27,13 @@ thread_local int current = 0;
 }  // namespace
 
 int devices() {
-    static const int number = read_devices();
-    return number;
+    static const int count = read_devices();
+    return count;
 }
 
 int current_device() { return current; }
 void set_current_device(int device) { current = device; }
-bool is_device(int number) { return number >= 0 && number < devices(); }
+bool is_device(int index) { return index >= 0 && index < devices(); }
 
 cudaUUID_t uuid(int device) {
     cudaUUID_t made;
@@ -51,10 +51,10 @@ extern "C" {
 
 int emulated_current_device(void) { return current_device(); }
 
-cudaError_t cudaGetDeviceCount(int* number) {
+cudaError_t cudaGetDeviceCount(int* count) {
     return call(__func__, [&]() -> cudaError_t {
-        if (!number) return cudaErrorInvalidValue;
-        *number = devices();
+        if (!count) return cudaErrorInvalidValue;
+        *count = devices();
         return cudaSuccess;
     });
 }
@@ -107,10 +107,10 @@ cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* text) {
         const unsigned bus = found == 3 ? parts[1] : parts[0];
         const unsigned slot = found == 3 ? parts[2] : parts[1];
         const unsigned domain = found == 3 ? parts[0] : pci_domain;
-        for (int number = 0; number < devices(); ++number) {
-            const bool here = bus == static_cast<unsigned>(pci_bus(number));
+        for (int index = 0; index < devices(); ++index) {
+            const bool here = bus == static_cast<unsigned>(pci_bus(index));
             if (!here || slot != pci_slot || domain != pci_domain) continue;
-            *device = number;
+            *device = index;
             return cudaSuccess;
         }
         return cudaErrorInvalidDevice;

@@ -5,8 +5,8 @@
 
 namespace emulated {
 
-// properties.cc: an attribute of a device; cudaErrorInvalidValue for a number that is none.
-cudaError_t attribute(int number, int device, int& value);
+// properties.cc: an attribute of a device; cudaErrorInvalidValue for an id that is none.
+cudaError_t attribute(int id, int device, int& value);
 // device.cc: where a device sits, the same in every process.
 constexpr int pci_domain = 0, pci_slot = 0;
 constexpr int pci_bus(int device) { return device + 1; }

@@ -65,7 +65,7 @@ CUresult driver_launch_call(const char* function, Body body) {
 
 int devices();                   // how many there are, 1 to 4
 int current_device();            // of the calling thread
-bool is_device(int number);
+bool is_device(int index);
 
 // memory.cc
 

@@ -25,9 +25,9 @@ public:
     References(const References& other);
     References& operator=(const References&) = delete;
     ~References();
-    void add(const std::shared_ptr<UserObject>& object, unsigned number);
+    void add(const std::shared_ptr<UserObject>& object, unsigned count);
     // Return false where there are fewer.
-    bool remove(const std::shared_ptr<UserObject>& object, unsigned number);
+    bool remove(const std::shared_ptr<UserObject>& object, unsigned count);
 
 private:
     std::map<std::shared_ptr<UserObject>, unsigned long> objects_;

@@ -83,8 +83,8 @@ CUresult get_function(CUfunction* handle, CUmodule owner, const char* name) {
     return CUDA_SUCCESS;
 }
 
-CUresult get_attribute(int* value, CUfunction_attribute number, const Function& function) {
-    switch (number) {
+CUresult get_attribute(int* value, CUfunction_attribute id, const Function& function) {
+    switch (id) {
         case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = most_threads; break;
         case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
             *value = function.most_dynamic_shared;
@@ -103,8 +103,8 @@ CUresult get_attribute(int* value, CUfunction_attribute number, const Function& 
     return CUDA_SUCCESS;
 }
 
-CUresult set_attribute(Function& function, CUfunction_attribute number, int value) {
-    switch (number) {
+CUresult set_attribute(Function& function, CUfunction_attribute id, int value) {
+    switch (id) {
         case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
             if (value < 0 || value > most_shared_on_request) return CUDA_ERROR_INVALID_VALUE;
             function.most_dynamic_shared = value;
@@ -178,15 +178,15 @@ CUresult cuModuleGetGlobal(CUdeviceptr*, std::size_t*, CUmodule, const char* nam
     });
 }
 
-CUresult cuFuncGetAttribute(int* value, CUfunction_attribute number, CUfunction handle) {
+CUresult cuFuncGetAttribute(int* value, CUfunction_attribute id, CUfunction handle) {
     return of_function(__func__, handle, [&](const Function& function) {
-        return value ? get_attribute(value, number, function) : CUDA_ERROR_INVALID_VALUE;
+        return value ? get_attribute(value, id, function) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
-CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute number, int value) {
+CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute id, int value) {
     return of_function(__func__, handle, [&](Function& function) {
-        return set_attribute(function, number, value);
+        return set_attribute(function, id, value);
     });
 }
 

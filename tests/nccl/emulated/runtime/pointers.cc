@@ -25,10 +25,10 @@ cudaError_t answer(void* where, Value value) {
     return cudaSuccess;
 }
 
-cudaError_t driver_attribute(void* where, CUpointer_attribute number, const Block& block,
+cudaError_t driver_attribute(void* where, CUpointer_attribute id, const Block& block,
                              CUdeviceptr pointer) {
     const bool on_host = block.kind != Memory::device;
-    switch (number) {
+    switch (id) {
         case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
             return answer<unsigned>(where, on_host && block.kind != Memory::managed
                                                ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE);
@@ -50,7 +50,7 @@ cudaError_t driver_attribute(void* where, CUpointer_attribute number, const Bloc
             return answer<bool>(where, true);
         default:
             std::fprintf(stderr, "emulated: cuPointerGetAttribute is not emulated for %d\n",
-                         static_cast<int>(number));
+                         static_cast<int>(id));
             return cudaErrorNotSupported;
     }
 }
@@ -87,12 +87,12 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
     });
 }
 
-CUresult cuPointerGetAttribute(void* where, CUpointer_attribute number, CUdeviceptr pointer) {
+CUresult cuPointerGetAttribute(void* where, CUpointer_attribute id, CUdeviceptr pointer) {
     return driver_call(__func__, [&]() -> cudaError_t {
         Block block;
         const bool found = find(reinterpret_cast<const void*>(pointer), 1, block);
         if (!where || !found) return cudaErrorInvalidValue;
-        return driver_attribute(where, number, block, pointer);
+        return driver_attribute(where, id, block, pointer);
     });
 }
 

@@ -91,13 +91,13 @@ cudaError_t with_pool(const char* function, cudaMemPool_t handle, const void* va
     });
 }
 
-cudaError_t get(const Pool& pool, cudaMemPoolAttr number, void* value) {
+cudaError_t get(const Pool& pool, cudaMemPoolAttr id, void* value) {
     auto* word = static_cast<std::uint64_t*>(value);
-    switch (number) {
+    switch (id) {
         case cudaMemPoolReuseFollowEventDependencies:
         case cudaMemPoolReuseAllowOpportunistic:
         case cudaMemPoolReuseAllowInternalDependencies:
-            *static_cast<int*>(value) = pool.reuse[number - first_reuse];
+            *static_cast<int*>(value) = pool.reuse[id - first_reuse];
             break;
         case cudaMemPoolAttrReleaseThreshold: *word = pool.threshold; break;
         case cudaMemPoolAttrReservedMemCurrent:
@@ -109,13 +109,13 @@ cudaError_t get(const Pool& pool, cudaMemPoolAttr number, void* value) {
     return cudaSuccess;
 }
 
-cudaError_t set(Pool& pool, cudaMemPoolAttr number, const void* value) {
+cudaError_t set(Pool& pool, cudaMemPoolAttr id, const void* value) {
     const auto word = static_cast<const std::uint64_t*>(value);
-    switch (number) {
+    switch (id) {
         case cudaMemPoolReuseFollowEventDependencies:
         case cudaMemPoolReuseAllowOpportunistic:
         case cudaMemPoolReuseAllowInternalDependencies:
-            pool.reuse[number - first_reuse] = *static_cast<const int*>(value);
+            pool.reuse[id - first_reuse] = *static_cast<const int*>(value);
             return cudaSuccess;
         case cudaMemPoolAttrReleaseThreshold: pool.threshold = *word; return cudaSuccess;
         case cudaMemPoolAttrReservedMemHigh:
@@ -198,26 +198,26 @@ cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
 }
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
-    return of_device(__func__, device, [&](std::size_t number) -> cudaError_t {
+    return of_device(__func__, device, [&](std::size_t index) -> cudaError_t {
         if (!pool) return cudaErrorInvalidValue;
-        *pool = State::handle_of(state().fresh[number]);
+        *pool = State::handle_of(state().fresh[index]);
         return cudaSuccess;
     });
 }
 
 cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* pool, int device) {
-    return of_device(__func__, device, [&](std::size_t number) -> cudaError_t {
+    return of_device(__func__, device, [&](std::size_t index) -> cudaError_t {
         if (!pool) return cudaErrorInvalidValue;
-        *pool = State::handle_of(state().current[number]);
+        *pool = State::handle_of(state().current[index]);
         return cudaSuccess;
     });
 }
 
 cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t handle) {
-    return of_device(__func__, device, [&](std::size_t number) -> cudaError_t {
+    return of_device(__func__, device, [&](std::size_t index) -> cudaError_t {
         const std::shared_ptr<Pool> pool = state().find(handle);
         if (!pool || pool->device != device) return cudaErrorInvalidValue;
-        state().current[number] = pool;
+        state().current[index] = pool;
         return cudaSuccess;
     });
 }
@@ -241,9 +241,9 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* handle, const cudaMemPoolProps* pro
 // Memory that is still used keeps its pool; the device goes back to its default one.
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t handle) {
     return with_pool(__func__, handle, handle, [&](const Pool& pool) -> cudaError_t {
-        const auto number = static_cast<std::size_t>(pool.device);
-        if (state().fresh[number].get() == &pool) return cudaErrorInvalidValue;
-        if (state().current[number].get() == &pool) state().current[number] = state().fresh[number];
+        const auto index = static_cast<std::size_t>(pool.device);
+        if (state().fresh[index].get() == &pool) return cudaErrorInvalidValue;
+        if (state().current[index].get() == &pool) state().current[index] = state().fresh[index];
         state().pools.erase(handle);
         return cudaSuccess;
     });
@@ -254,14 +254,14 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t handle, std::size_t) {
     return with_pool(__func__, handle, handle, [](const Pool&) { return cudaSuccess; });
 }
 
-cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t handle, cudaMemPoolAttr number, void* value) {
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t handle, cudaMemPoolAttr id, void* value) {
     return with_pool(__func__, handle, value,
-                     [&](const Pool& pool) { return get(pool, number, value); });
+                     [&](const Pool& pool) { return get(pool, id, value); });
 }
 
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t handle, cudaMemPoolAttr number, void* value) {
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t handle, cudaMemPoolAttr id, void* value) {
     return with_pool(__func__, handle, value,
-                     [&](Pool& pool) { return set(pool, number, value); });
+                     [&](Pool& pool) { return set(pool, id, value); });
 }
 
 }

@@ -15,7 +15,7 @@ namespace emulated {
 namespace {
 
 struct Attribute {
-    cudaDeviceAttr number;
+    cudaDeviceAttr id;
     int value;
 };
 
@@ -67,10 +67,10 @@ constexpr Attribute attributes[] = {
 
 constexpr int last_attribute = 143;  // the same in the headers of CUDA 12.9 and 13.0
 
-// An attribute that every device has, as a number.
-int of(cudaDeviceAttr number) {
+// An attribute that every device has, as an integer.
+int of(cudaDeviceAttr id) {
     int value = 0;
-    attribute(number, 0, value);
+    attribute(id, 0, value);
     return value;
 }
 
@@ -127,11 +127,11 @@ void fill(cudaDeviceProp& p, int device) {
 
 }  // namespace
 
-cudaError_t attribute(int number, int device, int& value) {
-    if (number < 1 || number > last_attribute) return cudaErrorInvalidValue;
-    value = number == cudaDevAttrPciBusId ? pci_bus(device) : 0;
+cudaError_t attribute(int id, int device, int& value) {
+    if (id < 1 || id > last_attribute) return cudaErrorInvalidValue;
+    value = id == cudaDevAttrPciBusId ? pci_bus(device) : 0;
     for (const Attribute& known : attributes)
-        if (known.number == number) value = known.value;
+        if (known.id == id) value = known.value;
     return cudaSuccess;
 }
 
@@ -141,11 +141,11 @@ using namespace emulated;
 
 extern "C" {
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr number, int device) {
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr id, int device) {
     return call(__func__, [&]() -> cudaError_t {
         if (!value) return cudaErrorInvalidValue;
         if (!is_device(device)) return cudaErrorInvalidDevice;
-        return attribute(number, device, *value);
+        return attribute(id, device, *value);
     });
 }
 

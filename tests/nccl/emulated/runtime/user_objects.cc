@@ -17,9 +17,9 @@ public:
 
     cudaUserObject_t handle = nullptr;
 
-    void retain(unsigned number);
+    void retain(unsigned count);
     // Return false where there are fewer.
-    bool release(unsigned number);
+    bool release(unsigned count);
 
 private:
     void* const data_;
@@ -46,13 +46,13 @@ std::shared_ptr<UserObject> find(cudaUserObject_t handle) {
     return objects().handles.find(handle);
 }
 
-bool is_number(unsigned number) {
-    return number > 0 && number <= INT_MAX;
+bool is_count(unsigned count) {
+    return count > 0 && count <= INT_MAX;
 }
 
 cudaError_t create(cudaUserObject_t* handle, void* data, cudaHostFn_t destroy, unsigned references,
                    unsigned flags) {
-    if (!handle || !data || !destroy || !is_number(references)) return cudaErrorInvalidValue;
+    if (!handle || !data || !destroy || !is_count(references)) return cudaErrorInvalidValue;
     if (flags != cudaUserObjectNoDestructorSync) return cudaErrorInvalidValue;
     const std::lock_guard<std::mutex> guard(objects().mutex);
     const auto object = std::make_shared<UserObject>(data, destroy, references);
@@ -62,15 +62,15 @@ cudaError_t create(cudaUserObject_t* handle, void* data, cudaHostFn_t destroy, u
 
 }  // namespace
 
-void UserObject::retain(unsigned number) {
+void UserObject::retain(unsigned count) {
     const std::lock_guard<std::mutex> guard(objects().mutex);
-    references_ += number;
+    references_ += count;
 }
 
-bool UserObject::release(unsigned number) {
+bool UserObject::release(unsigned count) {
     const std::lock_guard<std::mutex> guard(objects().mutex);
-    if (number > references_) return false;
-    references_ -= number;
+    if (count > references_) return false;
+    references_ -= count;
     if (references_) return true;
     objects().handles.remove(handle);
     objects().destructors->put({}, [destroy = destroy_, data = data_] {
@@ -80,21 +80,21 @@ bool UserObject::release(unsigned number) {
 }
 
 References::References(const References& other) : objects_(other.objects_) {
-    for (const auto& [object, number] : objects_) object->retain(number);
+    for (const auto& [object, count] : objects_) object->retain(count);
 }
 
 References::~References() {
-    for (const auto& [object, number] : objects_) object->release(number);
+    for (const auto& [object, count] : objects_) object->release(count);
 }
 
-void References::add(const std::shared_ptr<UserObject>& object, unsigned number) {
-    objects_[object] += number;
+void References::add(const std::shared_ptr<UserObject>& object, unsigned count) {
+    objects_[object] += count;
 }
 
-bool References::remove(const std::shared_ptr<UserObject>& object, unsigned number) {
+bool References::remove(const std::shared_ptr<UserObject>& object, unsigned count) {
     const auto found = objects_.find(object);
-    if (found == objects_.end() || found->second < number) return false;
-    found->second -= number;
+    if (found == objects_.end() || found->second < count) return false;
+    found->second -= count;
     if (!found->second) objects_.erase(found);
     return true;
 }
@@ -110,48 +110,48 @@ cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* data, cudaHostF
     return call(__func__, [&] { return create(object, data, destroy, references, flags); });
 }
 
-cudaError_t cudaUserObjectRetain(cudaUserObject_t handle, unsigned number) {
+cudaError_t cudaUserObjectRetain(cudaUserObject_t handle, unsigned count) {
     return call(__func__, [&] {
         const auto object = find(handle);
-        if (!object || !is_number(number)) return cudaErrorInvalidValue;
-        object->retain(number);
+        if (!object || !is_count(count)) return cudaErrorInvalidValue;
+        object->retain(count);
         return cudaSuccess;
     });
 }
 
-cudaError_t cudaUserObjectRelease(cudaUserObject_t handle, unsigned number) {
+cudaError_t cudaUserObjectRelease(cudaUserObject_t handle, unsigned count) {
     return call(__func__, [&] {
         const auto object = find(handle);
-        if (!object || !is_number(number)) return cudaErrorInvalidValue;
+        if (!object || !is_count(count)) return cudaErrorInvalidValue;
         // More than there are is undefined behavior.
-        return object->release(number) ? cudaSuccess : cudaErrorInvalidValue;
+        return object->release(count) ? cudaSuccess : cudaErrorInvalidValue;
     });
 }
 
 cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph_handle, cudaUserObject_t handle,
-                                      unsigned number, unsigned flags) {
+                                      unsigned count, unsigned flags) {
     return call(__func__, [&] {
         const Held held = hold();
         const auto graph = find_graph(graph_handle, held);
         const auto object = find(handle);
-        if (!graph || !object || !is_number(number) || (flags & ~unsigned(cudaGraphUserObjectMove)))
+        if (!graph || !object || !is_count(count) || (flags & ~unsigned(cudaGraphUserObjectMove)))
             return cudaErrorInvalidValue;
         // Moved references are the caller's, and are counted already.
-        if (!(flags & cudaGraphUserObjectMove)) object->retain(number);
-        graph->references.add(object, number);
+        if (!(flags & cudaGraphUserObjectMove)) object->retain(count);
+        graph->references.add(object, count);
         return cudaSuccess;
     });
 }
 
 cudaError_t cudaGraphReleaseUserObject(cudaGraph_t graph_handle, cudaUserObject_t handle,
-                                       unsigned number) {
+                                       unsigned count) {
     return call(__func__, [&] {
         const Held held = hold();
         const auto graph = find_graph(graph_handle, held);
         const auto object = find(handle);
-        if (!graph || !object || !is_number(number) || !graph->references.remove(object, number))
+        if (!graph || !object || !is_count(count) || !graph->references.remove(object, count))
             return cudaErrorInvalidValue;
-        object->release(number);
+        object->release(count);
         return cudaSuccess;
     });
 }
