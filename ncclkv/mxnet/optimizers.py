@@ -10,7 +10,7 @@ import numpy as np
 
 from ncclkv import optimizer as built_in
 from ncclkv.errors import NotSupported
-from ncclkv.mxnet.schedules import Repeated, Watched, converted_schedule
+from ncclkv.mxnet.watched_schedules import Repeated, Watched, converted_schedule
 from ncclkv.optimizer import Optimizer
 from ncclkv.optimizer.common import COMMON
 from ncclkv.store.keys import is_list

@@ -9,8 +9,8 @@ from typing import Any
 import mxnet
 
 import ncclkv
+from ncclkv.mxnet.ndarray_updaters import OnNDArrays
 from ncclkv.mxnet.optimizers import Followed
-from ncclkv.mxnet.updaters import OnNDArrays
 from ncclkv.tracebacks import public, public_init, public_methods
 
 _SYNCHRONOUS = {"dist": "dist_sync", "nccl": "dist_device_sync", "threads": "dist_sync"}
