@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 from ncclkv.arrays.dtypes import named
 from ncclkv.comm.programs.decoding import Decoding, PayloadSum
+from ncclkv.comm.programs.extents import Extents, KeyExtents, Words
 from ncclkv.comm.programs.half_decoding import HalfDecoding
 from ncclkv.comm.programs.node_sum import NodeForm
+from ncclkv.comm.programs.top_decoding import TopDecoding
+from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Buffer
-from ncclkv.compress.base import CountedCodec
+from ncclkv.comm.wire import Range
+from ncclkv.compress.base import CountedCodec, Payloads
 from ncclkv.compress.coding import coding_of
 from ncclkv.compress.entries import Padding
 from ncclkv.compress.half import Half
+from ncclkv.compress.topk import TopK
 from ncclkv.engine.node_blocks import Block, FoundInSlice, SliceEncoding, parts_of
 from ncclkv.engine.reduction import Span
 from ncclkv.engine.saturation import Saturation
+from ncclkv.engine.top_reduction import bounds_of
 from ncclkv.kernels.base import Array, Arrays, Kernels
+from ncclkv.table import plan
+from ncclkv.table.bucket import Bucket, Entry
 
 Encode = Callable[[Arrays, "Array | None"], object]
 """``encode(arrays, skip)`` fills a payload with the sum of a slice of the arrays of a node's ranks.
@@ -27,7 +37,28 @@ Encode = Callable[[Arrays, "Array | None"], object]
 
 
 class NodeCoder(Protocol):
-    """The arithmetic of a codec whose senders are nodes."""
+    """The payloads of a codec whose senders are nodes, and their arithmetic.
+
+    Attributes
+    ----------
+    block : int
+        The most elements that are added and encoded at once.
+    """
+
+    block: int
+
+    def slices(self, bucket: Bucket, owners: int) -> list[Range]:
+        """Return the elements of a bucket that each of so many ranks of a node encodes."""
+
+    def extents(self, entries: Sequence[Entry], start: int) -> Extents:
+        """Return the bytes in payloads of elements, counted from the element `start` of a bucket.
+
+        Parameters
+        ----------
+        entries : sequence of Entry
+            The keys in the payloads.
+        start : int
+        """
 
     def encode(
         self, blocks: Sequence[Block], total: Buffer, payload: Buffer, op: str, ranks: int
@@ -62,7 +93,29 @@ class NodeCoder(Protocol):
         """
 
 
-class CountedNodes:
+class WordNodes:
+    """The payloads of codes in words, which are cut into slices of nearly equal length.
+
+    Parameters
+    ----------
+    codec : Payloads
+    kernels : Kernels
+    """
+
+    def __init__(self, codec: Payloads, kernels: Kernels) -> None:
+        self._words = Words(codec)
+        self._kernels = kernels
+        self._coding = coding_of(kernels)
+        self.block = self._coding.block
+
+    def slices(self, bucket: Bucket, owners: int) -> list[Range]:
+        return slices(bucket.count, owners, self._words.codec.unit)
+
+    def extents(self, entries: Sequence[Entry], start: int) -> Words:
+        return self._words
+
+
+class CountedNodes(WordNodes):
     """Codes that are counted.
 
     Parameters
@@ -74,9 +127,8 @@ class CountedNodes:
     """
 
     def __init__(self, codec: CountedCodec, kernels: Kernels, saturation: Saturation) -> None:
+        super().__init__(codec, kernels)
         self._codec = codec
-        self._kernels = kernels
-        self._coding = coding_of(kernels)
         self._saturation = saturation
 
     def encode(
@@ -108,11 +160,11 @@ class CountedNodes:
     ) -> PayloadSum:
         bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in span.entries]
         padding = Padding(bounds, span.hi - span.lo)
-        divisor = len(form.senders) if op == "avg" else None
-        return Decoding(self._codec, len(form.sending), padding, receive, divisor, self._coding)
+        senders, divisor = len(form.sending), _divisor(form, op)
+        return Decoding(self._codec, senders, padding, receive, divisor, self._coding)
 
 
-class HalfNodes:
+class HalfNodes(WordNodes):
     """Floats of 16 bits.
 
     Parameters
@@ -122,9 +174,8 @@ class HalfNodes:
     """
 
     def __init__(self, codec: Half, kernels: Kernels) -> None:
+        super().__init__(codec, kernels)
         self._codec = codec
-        self._kernels = kernels
-        self._coding = coding_of(kernels)
         self._dtype = named(codec.wire_dtype, codec.name)
 
     def encode(
@@ -150,6 +201,53 @@ class HalfNodes:
         self, span: Span, receive: Buffer, form: NodeForm, op: str, longest: int
     ) -> PayloadSum:
         return HalfDecoding(self._codec, _summed(op), receive, self._kernels, longest)
+
+
+class TopNodes:
+    """The largest elements of each key: whole keys are dealt to the ranks of a node.
+
+    Parameters
+    ----------
+    codec : TopK
+    kernels : Kernels
+    """
+
+    block = sys.maxsize  # a key is searched as a whole
+
+    def __init__(self, codec: TopK, kernels: Kernels) -> None:
+        self._codec = codec
+        self._kernels = kernels
+        self._coding = coding_of(kernels)
+
+    def slices(self, bucket: Bucket, owners: int) -> list[Range]:
+        (bounds,) = plan.divide([bucket], [0] * owners)
+        found = [*pairwise(bounds)]
+        # Else the first rank of each node would encode all keys that are alone in their buckets.
+        first = bucket.index % owners
+        return [*found[first:], *found[:first]]
+
+    def extents(self, entries: Sequence[Entry], start: int) -> KeyExtents:
+        return KeyExtents(self._codec, bounds_of(entries, start))
+
+    def encode(
+        self, blocks: Sequence[Block], total: Buffer, payload: Buffer, op: str, ranks: int
+    ) -> Encode:
+        takings = [
+            self._coding.taking(self._codec, block.bounds, total, block.residuals, payload)
+            for block in blocks
+        ]
+        return SliceEncoding(self._kernels, blocks, total, "sum", takings)
+
+    def result(
+        self, span: Span, receive: Buffer, form: NodeForm, op: str, longest: int
+    ) -> PayloadSum:
+        extents, senders = self.extents(span.entries, span.lo), len(form.sending)
+        return TopDecoding(extents, senders, receive, _divisor(form, op), self._kernels)
+
+
+def _divisor(form: NodeForm, op: str) -> int | None:
+    """Return the count of ranks that an average divides a sum by."""
+    return len(form.senders) if op == "avg" else None
 
 
 def _summed(op: str) -> str:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Protocol
 
 import numpy as np
 
 from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.programs.decoded import Nodes
+from ncclkv.comm.programs.extents import Extents
 from ncclkv.comm.programs.node_sum import NodeSum, node_form
-from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Buffer
 from ncclkv.comm.wire import Range
-from ncclkv.compress.base import Codec, Payloads
-from ncclkv.compress.coding import coding_of
+from ncclkv.compress.base import Codec
 from ncclkv.engine.node_blocks import blocks_of
 from ncclkv.engine.node_coders import NodeCoder
 from ncclkv.engine.reduction import Senders, Span
@@ -29,10 +27,6 @@ from ncclkv.kernels.base import Arrays
 from ncclkv.table.bucket import Bucket, Entry
 
 _NOTHING = np.empty(0, np.uint8)
-
-
-class NodeCodec(Codec, Payloads, Protocol):
-    """A codec whose payloads can be cut into slices."""
 
 
 class NodeReduction:
@@ -44,7 +38,7 @@ class NodeReduction:
     ----------
     comm : Communicator
         Of several nodes.
-    codec : NodeCodec
+    codec : Codec
     bucket : Bucket
     residuals : Residuals
     coder : NodeCoder
@@ -56,7 +50,7 @@ class NodeReduction:
     def __init__(
         self,
         comm: Communicator,
-        codec: NodeCodec,
+        codec: Codec,
         bucket: Bucket,
         residuals: Residuals,
         coder: NodeCoder,
@@ -67,8 +61,7 @@ class NodeReduction:
         self._bucket = bucket
         self._nodes: Nodes = comm.nodes or ()
         self._neighbours = next(ranks for ranks in self._nodes if comm.rank in ranks)
-        self._owned = slices(bucket.count, min(map(len, self._nodes)), codec.unit)
-        self._block = coding_of(comm.kernels).block
+        self._owned = coder.slices(bucket, min(map(len, self._nodes)))
         self._residuals = residuals
 
     @cached_property
@@ -81,31 +74,38 @@ class NodeReduction:
     def _total(self) -> Buffer:
         """Memory for the sum of a block of this rank's slice: launches use it one by one."""
         lo, hi = self._slice
-        return self._comm.kernels.empty((min(hi - lo, self._block),), self._bucket.dtype)
+        return self._comm.kernels.empty((min(hi - lo, self._coder.block),), self._bucket.dtype)
+
+    @cached_property
+    def _extents(self) -> Extents:
+        """The bytes of the bucket's elements in payloads."""
+        return self._coder.extents(self._bucket.entries, 0)
 
     @cached_property
     def _payload(self) -> Buffer:
         """The codes of this rank's slice."""
-        lo, hi = self._slice
-        return self._comm.allocate(self.codec.nbytes(hi - lo))
+        return self._comm.allocate(_size(self._extents.codes(self._slice)))
 
     @cached_property
     def _packed(self) -> Buffer:
         """The packed counts of this rank's slice."""
-        lo, hi = self._slice
-        return self._comm.allocate(self._packed_at(hi - lo))
+        return self._comm.allocate(_size(self._packed_at(self._slice)))
 
-    def _packed_at(self, element: int) -> int:
-        """Return the position of the packed counts from an element of the slice on."""
-        return self.codec.packed_nbytes(element, len(self._nodes))
+    def _packed_at(self, bounds: Range) -> Range:
+        """Return the bytes of elements among the packed counts of the bucket."""
+        return self._extents.packed(bounds, len(self._nodes))
+
+    def _start(self, extent: Callable[[Range], Range], bounds: Range) -> int:
+        """Return the first byte of elements in the memory of this rank's slice."""
+        return max(extent(bounds)[0] - extent(self._slice)[0], 0)
 
     def prepare(
         self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
     ) -> Collective:
-        comm, codec = self._comm, self.codec
+        comm = self._comm
         ranks = frozenset(range(comm.size)) if senders is None else senders
         form = node_form(
-            codec,
+            self._coder.extents(span.entries, span.lo),
             slices_of(span, self._owned),
             ranks,
             span.to,
@@ -113,19 +113,19 @@ class NodeReduction:
             shared=span.node_shared,
             itemsize=span.gradients.itemsize,
         )
-        lo, hi = form.slice_of(comm.rank)
-        first = max(span.lo + lo - self._slice[0], 0)
-        start = codec.nbytes(first)
-        payload, packed = self._payload[start : start + codec.nbytes(hi - lo)], _NOTHING
+        lo, hi = bounds = form.slice_of(comm.rank)
+        within, packed = (span.lo + lo, span.lo + hi), _NOTHING
+        start = self._start(self._extents.codes, within)
+        payload = self._payload[start : start + _size(self._extents.codes(within))]
         if form.packs:
-            start = self._packed_at(first)
-            packed = self._packed[start : start + form.packed(hi - lo)]
-        encode = self._encoding(span, (lo, hi), payload, op, len(ranks))
+            start = self._start(self._packed_at, within)
+            packed = self._packed[start : start + form.packed(bounds)]
+        encode = self._encoding(span, bounds, payload, op, len(ranks))
         result = self._coder.result(span, receive, form, op, form.longest(comm.rank))
         made = NodeSum(span.gradients, encode, payload, result, form, packed)
         return comm.program(
             made.steps,
-            what=f"a {codec.name} sum of nodes",
+            what=f"a {self.codec.name} sum of nodes",
             nbytes=span.gradients.nbytes,
             scratch=form.scratch(comm.rank),
             sent=partial(form.sent, comm.rank),
@@ -138,7 +138,7 @@ class NodeReduction:
         """Return the function that adds and encodes this rank's slice of a span, at each launch."""
         residuals = self._residuals
         kept = residuals if self.codec.keeps_residual else None
-        blocks = blocks_of(span, bounds, kept, self._block)
+        blocks = blocks_of(span, bounds, kept, self._coder.block)
         encode = self._coder.encode(blocks, self._total, payload, op, ranks)
         return lambda arrays: encode(arrays, residuals.skip)
 
@@ -166,5 +166,10 @@ class NodeReduction:
 
 def slices_of(span: Span, owned: Sequence[Range]) -> list[Range]:
     """Return the part of each slice of a bucket that a span has, counted from its first element."""
-    lo, hi = span.lo, span.hi
-    return [(min(max(first, lo), hi) - lo, min(max(end, lo), hi) - lo) for first, end in owned]
+    parts = [(max(lo, span.lo) - span.lo, min(hi, span.hi) - span.lo) for lo, hi in owned]
+    return [(lo, hi) if lo < hi else (0, 0) for lo, hi in parts]
+
+
+def _size(extent: Range) -> int:
+    """Return the bytes of an extent."""
+    return extent[1] - extent[0]

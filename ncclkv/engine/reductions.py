@@ -20,7 +20,7 @@ from ncclkv.engine.bases import Bases
 from ncclkv.engine.codec_rules import CodecRule
 from ncclkv.engine.coded_reduction import CodedReduction
 from ncclkv.engine.half_reduction import HalfReduction
-from ncclkv.engine.node_coders import CountedNodes, HalfNodes, NodeCoder
+from ncclkv.engine.node_coders import CountedNodes, HalfNodes, NodeCoder, TopNodes
 from ncclkv.engine.node_reduction import NodeReduction
 from ncclkv.engine.power_reduction import PowerReduction
 from ncclkv.engine.reduction import DenseReduction, Reduction
@@ -54,8 +54,8 @@ class Reductions:
     saturation : Saturation
     each_array_sends : bool
         As given.
-    one_node : bool
-        Whether all ranks are on one node: then a codec whose senders are nodes encodes nothing.
+    node_count : int
+        With one node a codec whose senders are nodes encodes nothing.
     """
 
     def __init__(self, comm: Communicator, *, each_array_sends: bool = False) -> None:
@@ -65,7 +65,7 @@ class Reductions:
         self.bases = Bases(comm.kernels)
         nodes = comm.nodes or [range(comm.size)]
         self.saturation = Saturation(comm.rank, [*nodes[0]])
-        self.one_node = len(nodes) == 1
+        self.node_count = len(nodes)
         self.comm = comm
         self.each_array_sends = each_array_sends
         self._staged = StagedArrays() if each_array_sends else None
@@ -93,9 +93,9 @@ class Reductions:
         the key itself.
         """
         codec = rule.codec
-        if codec is None or not rule.encodes(spec) or (by_node(codec) and self.one_node):
+        if codec is None or not rule.encodes(spec) or (by_node(codec) and self.node_count == 1):
             return False
-        return codec.pays(spec.shape, self.comm.size)
+        return codec.pays(spec.shape, self.node_count if by_node(codec) else self.comm.size)
 
     def choose(self, bucket: Bucket) -> dict[Key, Reduction]:
         """Return the reductions of the keys of a bucket whose sums are not those of `dense`."""
@@ -157,7 +157,7 @@ class Reductions:
         if self._staged is not None:
             sums = form.of_arrays(self, codec, bucket.op)
             return ArrayReduction(self.comm, codec, sums, self.residuals, self._staged)
-        if form.over_nodes is not None and adds_first(codec):
+        if by_node(codec):
             return form.over_nodes(self, codec, bucket)
         return form.over_ranks(self, codec, bucket)
 
@@ -183,8 +183,8 @@ class Form(NamedTuple):
         Returns the reduction over ranks of a bucket's keys.
     of_arrays : callable
         Returns the sums of arrays in one process by an op.
-    over_nodes : callable or None
-        Returns the reduction whose senders are nodes; None if these codecs have none.
+    over_nodes : callable
+        Returns the reduction whose senders are nodes.
     takes_short_keys : bool
         Whether the reduction over ranks also sums the keys of its bucket that are too short to be
         encoded, which saves them a collective of their own.
@@ -194,7 +194,7 @@ class Form(NamedTuple):
 
     over_ranks: Callable[[Reductions, Any, Bucket], Reduction]
     of_arrays: Callable[[Reductions, Any, str], ArraySum]
-    over_nodes: Callable[[Reductions, Any, Bucket], Reduction] | None = None
+    over_nodes: Callable[[Reductions, Any, Bucket], Reduction]
     takes_short_keys: bool = False
     captured: bool = True
 
@@ -226,6 +226,9 @@ _HALF = Form(
 _TOP = Form(
     lambda store, codec, bucket: TopReduction(store.comm, codec, bucket, store.residuals),
     lambda store, codec, op: TopArrays(codec),
+    lambda store, codec, bucket: _over_nodes(
+        store, codec, bucket, TopNodes(codec, store.comm.kernels)
+    ),
 )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from itertools import accumulate
 
 from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.programs.decoded import decoded
+from ncclkv.comm.programs.extents import KeyExtents
+from ncclkv.comm.programs.top_decoding import TopDecoding
 from ncclkv.comm.programs.top_sum import TopSum
 from ncclkv.comm.types import Buffer
+from ncclkv.comm.wire import Range
 from ncclkv.compress.coding import Taking, coding_of
 from ncclkv.compress.topk import TopK
 from ncclkv.engine.reduction import Senders, Span
@@ -39,35 +41,32 @@ class TopReduction:
         self._comm = comm
         self._codec = codec
         self._residuals = residuals
-        sizes = [codec.nbytes(entry.spec.size) for entry in bucket.entries]
-        self._starts = dict(zip(bucket.entry_indices, accumulate(sizes, initial=0), strict=False))
-        self._nbytes = sum(sizes)
+        self._bucket = bucket
+        self._extents = KeyExtents(codec, bounds_of(bucket.entries))
 
     @cached_property
     def _payload(self) -> Buffer:
         """The payloads of all keys of the bucket."""
-        return self._comm.allocate(self._nbytes)
+        return self._comm.allocate(self._extents.codes((0, self._bucket.count))[1])
 
     def prepare(
         self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
     ) -> Collective:
         comm, codec = self._comm, self._codec
         entries = [entry for entry in span.entries if entry.spec.size]
-        bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in entries]
-        start = self._starts[entries[0].key]
-        payload = self._payload[start : start + sum(codec.nbytes(hi - lo) for lo, hi in bounds)]
+        extents = KeyExtents(codec, bounds_of(entries, span.lo))
+        payload = self._payload[slice(*self._extents.codes((span.lo, span.hi)))]
         ranks = frozenset(range(comm.size)) if senders is None else senders
         nodes = comm.nodes if span.node_shared else None
         encode = None
         if comm.rank in ranks:
             owed = [self._residuals.of(entry.spec) for entry in entries]
-            take = self._coding.taking(codec, bounds, span.gradients, owed, payload)
+            take = self._coding.taking(codec, extents.entries, span.gradients, owed, payload)
             encode = partial(self._encode, take, span, entries)
         parts = decoded(span.hi - span.lo, 1, span.to, comm.size, nodes)
-        divides = op == "avg"
-        top = TopSum(
-            codec, encode, payload, bounds, receive, ranks, parts, divides, comm.rank, comm.kernels
-        )
+        divisor = len(ranks) if op == "avg" else None
+        result = TopDecoding(extents, len(ranks), receive, divisor, comm.kernels)
+        top = TopSum(encode, payload, result, ranks, parts)
         return comm.program(
             top.steps,
             what="a topk sum",
@@ -81,3 +80,8 @@ class TopReduction:
         """Move the largest gradients of each key to the payload that this rank sends."""
         given = None if span.given is None else [span.gradient(each) for each in entries]
         take(self._residuals.skip, given)
+
+
+def bounds_of(entries: Sequence[Entry], start: int = 0) -> list[Range]:
+    """Return the elements of the keys that have any, counted from the element `start`."""
+    return [(entry.lo - start, entry.hi - start) for entry in entries if entry.spec.size]

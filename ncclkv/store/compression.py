@@ -8,7 +8,7 @@ from ncclkv.compress.base import Codec
 from ncclkv.compress.parameters import complete_parameters
 from ncclkv.compress.registry import codec_of
 from ncclkv.engine.codec_rules import CodecRule
-from ncclkv.engine.reductions import FORMS, Reductions, by_node
+from ncclkv.engine.reductions import Reductions
 from ncclkv.errors import DTypeMismatch, NotSupported
 from ncclkv.kernels.host import HostKernels
 from ncclkv.store.agreement import propose
@@ -100,12 +100,6 @@ def _check_codec(codec: Codec, reductions: Reductions) -> None:
     ------
     NotSupported
     """
-    if by_node(codec) and FORMS[codec.name].over_nodes is None:
-        names = [name for name, each in FORMS.items() if each.over_nodes is not None]
-        raise NotSupported(
-            f"{_VERB}: {codec.name} with scope='node' is not in this version; use "
-            f"{', '.join(names)}, or scope='rank'"
-        )
     comm = reductions.comm
     if reductions.each_array_sends and not isinstance(comm.kernels, HostKernels):
         raise NotSupported(

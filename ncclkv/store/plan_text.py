@@ -57,7 +57,7 @@ def _codecs(context: Context) -> Iterator[str]:
             text = f"encoded by {name}"
         elif not rule.encodes(spec):
             text = f"not encoded by {name}, which takes float32 and sum or avg"
-        elif by_node(rule.codec):
+        elif by_node(rule.codec) and reductions.node_count == 1:
             text = f"not encoded by {name}, whose senders are nodes: all ranks are on one node"
         else:
             text = f"not encoded by {name}, which would not make them short enough"

@@ -21,6 +21,7 @@ MODULES = (
     "compression",
     "compression_of_halves",
     "compression_of_largest",
+    "compression_of_largest_nodes",
     "compression_of_matrices",
     "compression_of_nodes",
     "contract",

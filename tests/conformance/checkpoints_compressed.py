@@ -175,7 +175,7 @@ def a_basis_of_another_type_is_dropped(create: Stores) -> None:
 
 @case(needs="safetensors")
 def residuals_of_nodes_go_to_the_slices_of_other_buckets(create: Stores) -> None:
-    for parameters in TWO_BIT, TYPES[2]:
+    for parameters in TWO_BIT, TYPES[2], {"type": "topk", "ratio": 0.05}:
         goes_on_in_other_buckets(create, {**parameters, "scope": "node"})
 
 

@@ -101,20 +101,25 @@ def check(kv: Any, key: str, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(found, expected, f"key {key!r} on rank {kv.rank}")
 
 
-def check_missing_pushes(kv: Any, sums: Any) -> None:
-    """Push two keys, of which one rank leaves out one; `sums` has the model's `push`."""
+def check_missing_pushes(
+    kv: Any,
+    sums: Any,
+    other: str = "c",
+    gradient: Callable[[int, int, str], np.ndarray] = gradient,
+) -> None:
+    """Push "w" and another key; one rank leaves out "w".  `sums` has the model's `push`."""
     ranks = range(kv.num_workers)
     for step in range(3):
         late = step % kv.num_workers
         if kv.rank != late or kv.num_workers == 1:
             kv.push("w", gradient(kv.rank, step, "w"))
-        kv.push("c", gradient(kv.rank, step, "c"))
+        kv.push(other, gradient(kv.rank, step, other))
         kv.wait()
         arrays = {rank: gradient(rank, step, "w") for rank in ranks}
         if kv.num_workers > 1:
             arrays[late] = np.zeros(LENGTHS["w"], np.float32)
         check(kv, "w", sums.push("w", arrays))
-        check(kv, "c", sums.push("c", {rank: gradient(rank, step, "c") for rank in ranks}))
+        check(kv, other, sums.push(other, {rank: gradient(rank, step, other) for rank in ranks}))
     sums.check_residuals(kv)
 
 
@@ -386,7 +391,6 @@ def misuse(kv: Any) -> dict[str, tuple[type[Exception], Callable[[], Any], str]]
             "did you mean 'threshold'",
         ),
         "threshold": (UsageError, lambda: set_codec({"type": "2bit", "threshold": 0}), "above 0"),
-        "scope": (NotSupported, lambda: set_codec({"type": "topk", "scope": "node"}), "scope"),
         "host": (UsageError, lambda: set_codec({"type": "2bit", "scope": "host"}), "'host'"),
         "dtype": (
             DTypeMismatch,

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 import ncclkv
-from ncclkv.errors import NotSupported
 from tests.conformance.capabilities import current_buffers
 from tests.conformance.compression import (
     CODED,
@@ -21,7 +20,6 @@ from tests.conformance.compression import (
     gradient,
     on_host,
 )
-from tests.conformance.expect import refused
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 from tests.harness.context import context_of
@@ -66,21 +64,36 @@ class NodeSums:
 
     def check_residuals(self, kv: Any) -> None:
         """Fail unless the residuals of each node are those of its model; collective."""
-        context = context_of(kv)
-        residuals = context.engine.reductions.residuals
         if len(self.nodes) == 1:
-            assert residuals.nbytes == 0
+            assert context_of(kv).engine.reductions.residuals.nbytes == 0
             return
-        keys = {key for key, _ in self.sums.models}
-        mine = {key: on_host(found[0]) for key in keys if (found := residuals.all_of(key))}
-        of_ranks = context.comm.control.allgather(mine, "residuals")
-        for (key, node), model in self.sums.models.items():
-            parts = {rank: each[key] for rank, each in enumerate(of_ranks) if key in each}
-            used = [part != 0 for rank, part in parts.items() if rank in self.nodes[node]]
-            assert (np.sum(used, axis=0) <= 1).all(), "two ranks of a node owe an element"
-            found = added(parts, self.nodes[node])
-            if found is not None:
-                np.testing.assert_array_equal(found, model.residual, f"{key!r} of node {node}")
+        owed = {each: model.residual for each, model in self.sums.models.items()}
+        check_owed(kv, owed)
+
+
+def check_owed(kv: Any, owed: Mapping[tuple[str, int], np.ndarray]) -> dict[str, list[int]]:
+    """Fail unless nodes owe these residuals, by key and node; collective.
+
+    Returns
+    -------
+    dict of list of int
+        The ranks that owe elements of each key.
+    """
+    context = context_of(kv)
+    residuals, nodes = context.engine.reductions.residuals, nodes_of(kv)
+    keys = {key for key, _ in owed}
+    mine = {key: on_host(found[0]) for key in keys if (found := residuals.all_of(key))}
+    of_ranks = context.comm.control.allgather(mine, "residuals")
+    owing: dict[str, list[int]] = {}
+    for (key, node), expected in owed.items():
+        parts = {rank: each[key] for rank, each in enumerate(of_ranks) if key in each}
+        used = {rank: part != 0 for rank, part in parts.items() if rank in nodes[node]}
+        assert (np.sum([*used.values()], axis=0) <= 1).all(), "two ranks of a node owe an element"
+        owing.setdefault(key, []).extend(rank for rank, part in used.items() if part.any())
+        found = added(parts, nodes[node])
+        if found is not None:
+            np.testing.assert_array_equal(found, expected, f"{key!r} of node {node}")
+    return owing
 
 
 def compressed(create: Stores, kind: str, keys: Sequence[str] = CODED, **options: Any) -> Any:
@@ -256,5 +269,3 @@ def a_plan_names_keys_that_one_node_does_not_encode(create: Stores) -> None:
     assert (alone in plan) == (not several)
     assert ("\nencoded by 2bit: 'w'" in plan) == several
     assert ("residuals:" in plan) == several
-    with refused(kv, NotSupported, "topk with scope='node' is not in this version; use 1bit, 2bit"):
-        kv.set_gradient_compression({"type": "topk", "scope": "node"})

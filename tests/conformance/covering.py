@@ -23,7 +23,12 @@ from tests.harness.extent import complete
 from tests.nccl.first_cases import FIRST
 
 NODE_MODULES = frozenset(
-    ["checkpoints_compressed", "compression_of_halves", "compression_of_nodes"]
+    [
+        "checkpoints_compressed",
+        "compression_of_halves",
+        "compression_of_largest_nodes",
+        "compression_of_nodes",
+    ]
 )
 """Modules of cases whose sums on devices depend on the nodes of the ranks."""
 
@@ -38,6 +43,7 @@ PLACED_MODULES = frozenset(
         "compression",
         "compression_of_halves",
         "compression_of_largest",
+        "compression_of_largest_nodes",
         "compression_of_matrices",
         "compression_of_nodes",
         "divergence",
@@ -92,6 +98,7 @@ SIZED_MODULES = frozenset(
         "compression",
         "compression_of_halves",
         "compression_of_largest",
+        "compression_of_largest_nodes",
         "compression_of_matrices",
         "compression_of_nodes",
         "reductions",
@@ -139,6 +146,7 @@ DIVIDED_MODULES = frozenset(
         "compression",
         "compression_of_halves",
         "compression_of_largest",
+        "compression_of_largest_nodes",
         "compression_of_matrices",
         "compression_of_nodes",
         "norms",

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from ncclkv.comm.programs.half_decoding import HalfDecoding
-from ncclkv.comm.two_step import slices
-from ncclkv.compress.coding import coding_of
 from ncclkv.compress.half import BF16, FP16, Half
+from ncclkv.compress.topk import TopK
 from ncclkv.engine.node_blocks import blocks_of
-from ncclkv.engine.node_coders import CountedNodes, HalfNodes
+from ncclkv.engine.node_coders import CountedNodes, HalfNodes, NodeCoder, TopNodes
 from ncclkv.engine.reduction import Span
 from ncclkv.engine.residuals import Residuals
 from ncclkv.engine.saturation import Saturation
@@ -33,6 +32,7 @@ CODECS: dict[str, Callable[[], Any]] = {
     "fp16": FP16,
     "fp16 with feedback": lambda: FP16(error_feedback=True),
     "bf16 with feedback": lambda: BF16(error_feedback=True),
+    "topk": lambda: TopK(ratio=0.1),
 }
 
 
@@ -46,6 +46,15 @@ def bucket_of(dtype: str) -> Bucket:
     return bucket
 
 
+def coder_of(codec: Any, kernels: Kernels, saturation: Saturation) -> NodeCoder:
+    """Return what encodes sums of nodes in one kind of memory."""
+    if isinstance(codec, TopK):
+        return TopNodes(codec, kernels)
+    if isinstance(codec, Half):
+        return HalfNodes(codec, kernels)
+    return CountedNodes(codec, kernels, saturation)
+
+
 class Sender:
     """A rank that encodes the slices of a bucket, in one kind of memory.
 
@@ -54,7 +63,7 @@ class Sender:
     kernels : Kernels
     put : callable
         Returns a copy of an array of the host in the memory of the kernels.
-    codec : CountedCodec or Half
+    codec : CountedCodec, Half or TopK
     bucket : Bucket
     bounds : (int, int)
         The elements of the bucket that it encodes.
@@ -73,16 +82,13 @@ class Sender:
     ) -> None:
         span = Span(lo, bucket.count, np.empty(0), np.empty(0), "", bucket=bucket)
         self.residuals, self.saturation = Residuals(kernels), Saturation(1)
-        coder = (
-            HalfNodes(codec, kernels)
-            if isinstance(codec, Half)
-            else CountedNodes(codec, kernels, self.saturation)
-        )
-        count, longest = bounds[1] - bounds[0], coding_of(kernels).block
+        coder = coder_of(codec, kernels, self.saturation)
         kept = self.residuals if codec.keeps_residual else None
-        blocks = blocks_of(span, (bounds[0] - lo, bounds[1] - lo), kept, longest)
-        total = put(np.zeros(min(count, longest), bucket.dtype))
-        self.payload = put(np.zeros(codec.nbytes(count), np.uint8))
+        within = bounds[0] - lo, bounds[1] - lo
+        blocks = blocks_of(span, within, kept, coder.block)
+        total = put(np.zeros(min(bounds[1] - bounds[0], coder.block), bucket.dtype))
+        begin, end = coder.extents(span.entries, lo).codes(within)
+        self.payload = put(np.zeros(end - begin, np.uint8))
         self.encode = coder.encode(blocks, total, self.payload, "avg", 6)
 
     def check(self, entry: Entry, host: Sender, get: Callable[[Any], np.ndarray]) -> None:
@@ -104,11 +110,13 @@ class NodeCases:
         self, stage: Stage, name: str, owner: int, first: str
     ) -> None:
         codec, rng = CODECS[name](), np.random.default_rng(8)
-        words = dtype_of(codec.wire_dtype) if isinstance(codec, Half) else np.dtype(np.uint8)
+        words = np.dtype(np.float32 if isinstance(codec, TopK) else np.uint8)
+        if isinstance(codec, Half):
+            words = dtype_of(codec.wire_dtype)
         for dtype in codec.dtypes:
             bucket = bucket_of(dtype)
             lo = next(entry.lo for entry in bucket.entries if entry.key == first)
-            begin, end = slices(bucket.count, 2, codec.unit)[owner]
+            begin, end = coder_of(codec, HostKernels(), Saturation(1)).slices(bucket, 2)[owner]
             bounds = max(begin, lo), end
             host = Sender(HostKernels(), np.copy, codec, bucket, bounds, lo)
             device = Sender(stage.kernels, stage.put, codec, bucket, bounds, lo)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from ncclkv.comm.destinations import To
 from ncclkv.comm.programs.decoded import SHORT_BYTES, Nodes, decoded
-from ncclkv.comm.programs.decoding import Decoding, counts_save, word
+from ncclkv.comm.programs.decoding import Decoding
+from ncclkv.comm.programs.extents import counts_save, word
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Apply, Buffer

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from ncclkv.comm.programs.extents import word
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Range
-from ncclkv.compress.base import CountedCodec, Payloads
+from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.coding import Coding, HostCoding
 from ncclkv.compress.entries import Padding
 
@@ -114,18 +115,3 @@ class Decoding:
         self.coding.clear(self.padding, lo, out)
         if apply is not None:
             apply(lo, hi)
-
-
-def counts_save(codec: Payloads, senders: int) -> bool:
-    """Return whether sums of so many senders take fewer bytes in two steps.
-
-    Else each sends its codes to all others.  In two steps it sends its codes once, and the counts
-    of its slice to all.
-    """
-    bits = codec.nbytes(codec.unit) * 8 // codec.unit
-    return bits * senders > bits + codec.width(senders)
-
-
-def word(element: int, unit: int) -> int:
-    """Return the first element of the word that has the code of an element."""
-    return element // unit * unit

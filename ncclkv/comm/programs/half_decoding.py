@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ncclkv.arrays.dtypes import named
-from ncclkv.comm.programs.decoding import word
+from ncclkv.comm.programs.extents import word
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Range
 from ncclkv.compress.coding import coding_of

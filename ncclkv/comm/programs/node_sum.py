@@ -8,6 +8,9 @@ rank that receives a part of its own, reads the codes of its elements from all r
 
 Between many nodes long slices are summed in two steps, as in `CodedSum`.  A node of more ranks than
 the smallest node has ranks without a slice.
+
+The elements of largest magnitude are chosen by key, so their slices are cut between keys.  The
+packed counts of a slice are then the payloads of all nodes.
 """
 
 from __future__ import annotations
@@ -17,13 +20,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ncclkv.comm.destinations import To
-from ncclkv.comm.programs.decoded import SHORT_BYTES, Nodes
-from ncclkv.comm.programs.decoding import PayloadSum, counts_save, word
+from ncclkv.comm.programs.decoded import Nodes
+from ncclkv.comm.programs.decoding import PayloadSum
+from ncclkv.comm.programs.extents import Extents
 from ncclkv.comm.transport import Steps
-from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Range, Wants, Wire, read_by, read_of
-from ncclkv.compress.base import Payloads
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,13 @@ class NodeForm:
 
     Attributes
     ----------
-    codec : Payloads
+    extents : Extents
     itemsize : int
         Bytes of a gradient.
     nodes : sequence of sequence of int
         The ranks of each node.
     node_slices : sequence of (int, int)
-        The slice of each index that has one; each begins at a whole word.
+        The slice of each index that has one; each begins where payloads may be cut.
     senders : frozenset of int
         The ranks whose arrays are in the sum.
     decoded : sequence of (int, int)
@@ -114,7 +116,7 @@ class NodeForm:
         Whether no rank needs the counts of another slice.
     """
 
-    codec: Payloads
+    extents: Extents
     itemsize: int
     nodes: Nodes
     node_slices: Sequence[Range]
@@ -169,35 +171,38 @@ class NodeForm:
 
     def codes(self, reader: int, owner: int) -> Range | None:
         """Return the bytes of an owner's payload that a reader counts."""
-        own, nbytes = self.slice_of(owner), self.codec.nbytes
+        own, extents = self.slice_of(owner), self.extents
         lo, hi = _common(own, self.decoded[reader])
         if lo >= hi or self._places[owner][0] not in self.sending:
             return None
-        return nbytes(word(lo, self.codec.unit) - own[0]), nbytes(hi - own[0])
+        begin, _ = extents.codes(own)
+        first, end = extents.codes((lo, hi))
+        return first - begin, end - begin
 
     def counts(self, reader: int, owner: int) -> Range | None:
         """Return the bytes of an owner's counts that a reader of its index needs: all of them."""
         (lo, hi), same = self.decoded[owner], self._places[reader][1] == self._places[owner][1]
-        return (0, self.packed(hi - lo)) if same and lo < hi else None
+        return (0, self.packed((lo, hi))) if same and lo < hi else None
 
     def neighbours(self, reader: int, owner: int) -> Range | None:
         """Return the bytes of the counts of an owner's slice that a rank of its node needs."""
         lo, hi = self.slice_of(owner)
-        return (0, self.packed(hi - lo)) if self._neighbours(reader, owner) and lo < hi else None
+        return (0, self.packed((lo, hi))) if self._neighbours(reader, owner) and lo < hi else None
 
     def _neighbours(self, reader: int, owner: int) -> bool:
         return self._places[reader][0] == self._places[owner][0]
 
     # Bytes
 
-    def packed(self, count: int) -> int:
-        """Return the bytes of the packed counts of as many elements."""
-        return self.codec.packed_nbytes(count, len(self.sending))
+    def packed(self, bounds: Range) -> int:
+        """Return the bytes of the packed counts of a range of a slice."""
+        begin, end = self.extents.packed(bounds, len(self.sending))
+        return end - begin
 
     def place(self, rank: int) -> Range:
         """Return the bytes of a slice's packed counts that a rank of its index counts."""
         (lo, hi), (first, _) = self.decoded[rank], self.slice_of(rank)
-        return (self.packed(lo - first), self.packed(hi - first)) if lo < hi else (0, 0)
+        return (self.packed((first, lo)), self.packed((first, hi))) if lo < hi else (0, 0)
 
     def sent(self, rank: int) -> int:
         """Return the bytes that other ranks read of a rank in a launch."""
@@ -217,7 +222,7 @@ class NodeForm:
 
 
 def node_form(
-    codec: Payloads,
+    extents: Extents,
     node_slices: Sequence[Range],
     senders: frozenset[int],
     to: To,
@@ -230,9 +235,9 @@ def node_form(
 
     Parameters
     ----------
-    codec : Payloads
+    extents : Extents
     node_slices : sequence of (int, int)
-        As of `NodeForm`; the last one ends at the last element.
+        As of `NodeForm`; together they have all elements.
     senders : frozenset of int
     to : To
     nodes : sequence of sequence of int
@@ -241,26 +246,20 @@ def node_form(
     itemsize : int
         Bytes of a gradient.
     """
-    place, count = places(nodes), node_slices[-1][1]
-    ranks, node_count = sorted(place), len(nodes)
+    place, count = places(nodes), max(hi for _, hi in node_slices)
     direct = to.divided or to.root is not None
-    longest = max(hi - lo for lo, hi in node_slices)
-    two_steps = (
-        not direct and counts_save(codec, node_count) and codec.nbytes(longest) > SHORT_BYTES
-    )
+    parts = None if direct else extents.divided(node_slices, len(nodes))
     decoded = []
-    for rank in ranks:
+    for rank in sorted(place):
         node, index = place[rank]
         found = (0, 0)
         if direct:
             found = to.part(rank, count) if to.receives(rank) else found
         elif index < len(node_slices):
-            lo, hi = found = node_slices[index]
-            if two_steps:
-                found = slices(hi - lo, node_count, codec.unit, lo)[node]
+            found = node_slices[index] if parts is None else parts[index][node]
         decoded.append(found)
-    shared = shared or direct
-    return NodeForm(codec, itemsize, nodes, node_slices, senders, decoded, two_steps, shared)
+    two_steps, shared = parts is not None, shared or direct
+    return NodeForm(extents, itemsize, nodes, node_slices, senders, decoded, two_steps, shared)
 
 
 def places(nodes: Nodes) -> dict[int, tuple[int, int]]:

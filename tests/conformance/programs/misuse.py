@@ -217,6 +217,6 @@ def optimizer_that_is_a_name(kv: Any, key: Any, plan: KeyPlan) -> None:
     kv.set_optimizer("sgd")
 
 
-@wrong(NotSupported)
+@wrong(UsageError)
 def compression(kv: Any, key: Any, plan: KeyPlan) -> None:
-    kv.set_gradient_compression({"type": "topk", "scope": "node"})
+    kv.set_gradient_compression({"type": "topk", "scope": "host"})

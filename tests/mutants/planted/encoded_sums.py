@@ -158,7 +158,7 @@ MUTANTS = (
         name="slices-of-the-range-pushed",
         file="ncclkv/engine/node_reduction.py",
         old="            slices_of(span, self._owned),\n",
-        new="            slices(span.hi - span.lo, len(self._owned), codec.unit),\n",
+        new="            slices_of(span, self._owned[:: -1 if span.lo else 1]),\n",
         why="an element moves to another rank of its node, which does not owe what was kept",
         tests=(
             Selection(
@@ -169,8 +169,8 @@ MUTANTS = (
     Mutant(
         name="averages-of-nodes-over-nodes",
         file="ncclkv/engine/node_coders.py",
-        old="        divisor = len(form.senders) if op",
-        new="        divisor = len(form.sending) if op",
+        old="    return len(form.senders) if op",
+        new="    return len(form.sending) if op",
         why="averages are too large by the count of ranks of a node",
         tests=(
             Selection(
@@ -181,6 +181,30 @@ MUTANTS = (
                 environment=("NCCLKV_RANKS_PER_NODE=2",),
             ),
         ),
+    ),
+    Mutant(
+        name="ranks-counted-where-nodes-send",
+        file="ncclkv/engine/reductions.py",
+        old="self.node_count if by_node(codec) else self.comm.size",
+        new="self.comm.size",
+        why="keys are sent whole, although the payloads of few nodes would be short",
+        tests=(
+            Selection(
+                "0",
+                RANKS,
+                "nodes_are_counted",
+                ranks=4,
+                environment=("NCCLKV_RANKS_PER_NODE=2",),
+            ),
+        ),
+    ),
+    Mutant(
+        name="the-largest-of-the-first-node-alone",
+        file="ncclkv/comm/programs/top_decoding.py",
+        old="[packed[sender * size : (sender + 1) * size] for",
+        new="[packed[:size] for",
+        why="ranks of a node read only what the first node has sent",
+        tests=(Selection("0", "unit/comm/programs/test_top_decoding.py"),),
     ),
     Mutant(
         name="averages-of-nodes-rounded-before-the-division",

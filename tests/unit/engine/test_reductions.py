@@ -66,8 +66,12 @@ class PlainReduction:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the codec to the tables."""
+
+    def made(store: reductions.Reductions, *_: Any) -> PlainReduction:
+        return PlainReduction(store)
+
     monkeypatch.setitem(CODECS, "plain", Plain)
-    form = reductions.Form(lambda store, *_: PlainReduction(store), lambda *_: None)
+    form = reductions.Form(made, lambda *_: None, made)
     monkeypatch.setitem(reductions.FORMS, "plain", form)
 
 

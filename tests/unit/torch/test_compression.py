@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ncclkv
+from ncclkv.compress.registry import CODECS
 from ncclkv.errors import (
     DTypeMismatch,
     NotSupported,
@@ -108,11 +109,6 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
         UsageError,
         r"compress: '\*\.bias' has no effect, because later .* move '\*\.bias' behind the more gen",
     ),
-    "not in this version": (
-        {"*": {"type": "topk", "scope": "node"}},
-        NotSupported,
-        "topk with scope='node' is not in this version",
-    ),
 }
 
 
@@ -147,15 +143,23 @@ def test_no_store_is_made_for_a_wrong_argument(monkeypatch: pytest.MonkeyPatch) 
         DataParallel(module(), "local", compress="3bit")
 
 
+@pytest.fixture
+def few_senders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each store refuse topk."""
+    monkeypatch.setattr(CODECS["topk"], "most_senders", 0)
+
+
+@pytest.mark.usefixtures("few_senders")
 def test_a_store_that_refuses_a_type_is_free_again() -> None:
     made = module()
     with ncclkv.create("local") as kv:
-        with pytest.raises(NotSupported, match="scope='node'"):
-            DataParallel(made, kv, compress={"0.bias": {"type": "topk", "scope": "node"}})
+        with pytest.raises(NotSupported, match="topk sums the codes of at most 0 ranks"):
+            DataParallel(made, kv, compress={"0.bias": "topk"})
         model = DataParallel(made, kv, compress="2bit")
         model(torch.ones(1, 2)).sum().backward()
 
 
+@pytest.mark.usefixtures("few_senders")
 def test_a_store_made_here_is_closed_if_it_refuses_a_type(monkeypatch: pytest.MonkeyPatch) -> None:
     stores = []
 
@@ -166,8 +170,8 @@ def test_a_store_made_here_is_closed_if_it_refuses_a_type(monkeypatch: pytest.Mo
     monkeypatch.setattr("ncclkv.torch.module_checks.create", create)
 
     def work() -> None:
-        with pytest.raises(NotSupported, match="scope='node'"):
-            DataParallel(module(), "threads", compress={"type": "topk", "scope": "node"})
+        with pytest.raises(NotSupported, match="topk sums the codes of at most 0 ranks"):
+            DataParallel(module(), "threads", compress="topk")
         model = DataParallel(module(), "threads", compress="fp16")
         model(torch.ones(1, 2)).sum().backward()
         model.close()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
 from ncclkv.comm.programs.decoding import Decoding
+from ncclkv.comm.programs.extents import Words
 from ncclkv.comm.programs.node_sum import NodeForm, NodeSum, node_form, places
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Buffer
@@ -47,7 +48,7 @@ def form_on(
     """Return the form of a sum of an array that is a whole bucket."""
     ranks = frozenset(places(nodes) if senders is None else senders)
     cuts = slices(count, min(map(len, nodes)), codec.unit)
-    return node_form(codec, cuts, ranks, to, nodes, shared=shared)
+    return node_form(Words(codec), cuts, ranks, to, nodes, shared=shared)
 
 
 def sums(
@@ -57,7 +58,10 @@ def sums(
 
     One key has the elements up to `end`; the others are padding.
     """
-    size, count, codec = len(gradients), gradients[0].size, form.codec
+    size, count = len(gradients), gradients[0].size
+    assert isinstance(form.extents, Words)
+    codec = form.extents.codec
+    assert isinstance(codec, Quantiser)
     network = Network(size)
     wires = [MemoryWire(network, rank, LIMITS) for rank in range(size)]
     received, steps, ranges = [], [], []
@@ -76,7 +80,7 @@ def sums(
             residual = np.zeros(bounds[1], np.float32)
             encode_entries(codec, [bounds], [total[: bounds[1]]], [residual], payload)
 
-        packed = np.full(form.packed(hi - lo) if form.packs else 0, 0xFF, np.uint8)
+        packed = np.full(form.packed((lo, hi)) if form.packs else 0, 0xFF, np.uint8)
         out = np.full(count, UNTOUCHED, np.float32)
         padding = Padding([(0, end)], count)
         divisor = len(form.senders) if divides else None

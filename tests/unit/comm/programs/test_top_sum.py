@@ -10,6 +10,8 @@ import pytest
 
 from ncclkv.comm.destinations import EVERYONE, Owners, Root, To
 from ncclkv.comm.programs.decoded import decoded
+from ncclkv.comm.programs.extents import KeyExtents
+from ncclkv.comm.programs.top_decoding import TopDecoding
 from ncclkv.comm.programs.top_sum import TopSum
 from ncclkv.comm.types import Buffer
 from ncclkv.comm.wire import Limits
@@ -64,7 +66,8 @@ def test_ranks_add_what_they_decode(to: To, nodes: list[list[int]] | None) -> No
     for rank, wire in enumerate(wires):
         own, out = np.zeros_like(payloads[0]), np.full(COUNT, -7.0, np.float32)
         encode = partial(np.copyto, own, payloads[rank]) if rank in senders else None
-        top = TopSum(CODEC, encode, own, ENTRIES, out, senders, parts, divides=True, rank=rank)
+        result = TopDecoding(KeyExtents(CODEC, ENTRIES), len(senders), out, len(senders))
+        top = TopSum(encode, own, result, senders, parts)
         made.append(top)
         outs.append(out)
         steps.append(top.steps(wire, lambda lo, hi, found=ranges[rank]: found.append((lo, hi))))
