@@ -140,7 +140,8 @@ def _codecs_of_nodes(job: Job) -> list[dict[str, Any]]:
     sizes = [len(ranks) for ranks in job.comm.nodes or ()]
     if len(sizes) > 1 and 1 < min(sizes) == max(sizes):
         two_bit = {"type": "2bit", "threshold": float(sizes[0]), "scope": "node"}
-        return [two_bit, {"type": "fp16", "scope": "node"}]
+        others = {"type": "fp16"}, {"type": "topk", "ratio": 0.01}
+        return [two_bit, *({**codec, "scope": "node"} for codec in others)]
     return []
 
 
