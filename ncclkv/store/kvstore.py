@@ -959,7 +959,7 @@ are ints, such as 3; use one kind
             When a parameter is unknown or out of range; before anything is sent.
         DTypeMismatch, NotSupported
             When `keys` names a key that the type does not compress; when a store on a GPU does not
-            have the type or the scope.
+            have the type.
         SpecMismatch
             On every rank, when ranks give different parameters or keys.
         OutOfMemory
