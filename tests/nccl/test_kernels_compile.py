@@ -12,6 +12,7 @@ import pytest
 from ncclkv.errors import LaunchError
 from ncclkv.kernels.device.compiler import build
 from ncclkv.kernels.device.sources import (
+    ADD_TILES,
     CHECKSUM,
     COMBINE,
     COPY,
@@ -19,10 +20,14 @@ from ncclkv.kernels.device.sources import (
     ENCODE,
     FOLD,
     FOLDER,
+    MULTIPLY,
     NARROW,
     NONFINITE,
     NORMS,
+    ORTHONORMALISE,
     PACK,
+    PROJECT,
+    PROJECT_BACK,
     SOURCES,
     TOP_ADD,
     TOP_BEFORE,
@@ -127,10 +132,11 @@ def test_every_source_has_a_program_and_each_program_a_name_of_its_own() -> None
     assert {program.file or program.name for program in SOURCES} == sources
     assert len({str(program) for program in SOURCES}) == len(SOURCES)
     alone = {COPY, FOLD, CHECKSUM, TOP_BLOCKS, TOP_BEFORE, TOP_TAKE, TOP_ADD}
+    matrices = {PROJECT, PROJECT_BACK, ORTHONORMALISE, ADD_TILES, MULTIPLY}
     tables = [COMBINE, UPDATE, NORMS, NONFINITE, NARROW, WIDEN]
     coded = [ENCODE, DECODE, PACK, UNPACK, TOP_COUNT, TOP_DIGIT]
     programs = {*alone, *(each for table in (*tables, *coded) for each in table.values())}
-    assert set(SOURCES) == programs
+    assert set(SOURCES) == programs | matrices
 
 
 def test_an_argument_fits_what_every_driver_takes() -> None:
