@@ -5,46 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-import numpy as np
-
 from ncclkv.comm.base import Collective, Communicator
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Wire
 from ncclkv.compress.base import Codec
+from ncclkv.compress.coding import Encode, coding_of
 from ncclkv.compress.entries import Padding
 from ncclkv.engine.array_sums import ArraySum
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
-from ncclkv.kernels.base import Array, Arrays
+from ncclkv.kernels.base import Array, Arrays, Kernels
+from ncclkv.table.bucket import Entry
 from ncclkv.table.registry import Key
 
 
 class StagedArrays:
     """Copies of the arrays of keys that were pushed with several, until their launch.
 
-    A flush may look for NaN before it encodes, so the arrays outlive their push.
+    A flush may look for NaN before it encodes, so the arrays outlive their push.  The copies of a
+    key stay at their addresses: what a launch was prepared for reads those of the next push.
     """
 
     def __init__(self) -> None:
         self._copies: dict[Key, list[Array]] = {}
         self._counts: dict[Key, int] = {}
 
-    def stage(self, key: Key, arrays: Arrays) -> None:
-        """Copy the arrays of a key, of any strides."""
+    def stage(self, key: Key, arrays: Arrays, kernels: Kernels) -> Arrays:
+        """Copy the arrays of a key, of any strides and from any GPU; return the copies, flat."""
         copies = self._copies.setdefault(key, [])
-        for index, array in enumerate(arrays):
-            if index == len(copies):
-                copies.append(np.empty(array.size, array.dtype))
-            np.copyto(copies[index].reshape(array.shape), array)
+        for array in arrays[len(copies) :]:
+            copies.append(kernels.zeros(array.size, array.dtype))
+        for array, copy in zip(arrays, copies, strict=False):
+            kernels.pack(array, copy)
         self._counts[key] = len(arrays)
+        return copies[: len(arrays)]
 
     def take(self, key: Key) -> Sequence[Array]:
         """Return the copies of a key, flat; none if it was pushed with one array."""
         return self._copies.get(key, [])[: self._counts.pop(key, 0)]
 
     def forget(self, key: Key) -> None:
-        """Free the copies of a key that is not encoded any more."""
+        """Free the copies of a key that is not encoded any more, or by another type of codec."""
         self._copies.pop(key, None)
         self._counts.pop(key, None)
 
@@ -79,6 +81,7 @@ class ArrayReduction:
     ) -> None:
         self._comm = comm
         self._codec = codec
+        self._coding = coding_of(comm.kernels)
         self._sums = sums
         self._residuals = residuals
         self._staged = staged
@@ -88,26 +91,58 @@ class ArrayReduction:
     ) -> Collective:
         bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in span.entries]
         padding = Padding(bounds, span.hi - span.lo)
-        steps = partial(self._steps, span, receive, padding)
-        return self._comm.program(steps, what=f"a {self._codec.name} sum")
+        sums = _SumsOfSpan(self._sums, span, receive, self._residuals)
+        steps = partial(self._steps, sums, receive, padding)
+        return self._comm.program(steps, what=f"a {self._codec.name} sum", kept=[sums])
 
     def _steps(
         self,
-        span: Span,
+        sums: _SumsOfSpan,
         receive: Buffer,
         padding: Padding,
         wire: Wire,
         apply: Apply | None,
     ) -> Steps:
         """Make the sums of the keys of a span, which need no other rank."""
-        for entry in span.entries:
-            if not entry.spec.size:
-                continue
-            within = slice(entry.lo - span.lo, entry.hi - span.lo)
-            arrays = self._staged.take(entry.key) or [span.gradients[within]]
-            residual_of = partial(self._residuals.of, entry.spec)
-            self._sums.add(entry, arrays, residual_of, receive[within])
-        padding.clear(0, receive)
+        for entry in sums.entries:
+            sums.of(entry, self._staged.take(entry.key))(self._residuals.skip)
+        self._coding.clear(padding, 0, receive)
         if apply is not None:
             apply(0, receive.size)
         yield from ()
+
+
+class _SumsOfSpan:
+    """The sums of the keys of a span, each prepared at its first launch with as many arrays.
+
+    Parameters
+    ----------
+    sums : ArraySum
+    span : Span
+    receive : array
+    residuals : Residuals
+
+    Attributes
+    ----------
+    entries : list of Entry
+        The keys that have elements.
+    """
+
+    def __init__(self, sums: ArraySum, span: Span, receive: Buffer, residuals: Residuals) -> None:
+        self._sums = sums
+        self._span = span
+        self._receive = receive
+        self._residuals = residuals
+        self._prepared: dict[tuple[Key, int], Encode] = {}
+        self.entries = [entry for entry in span.entries if entry.spec.size]
+
+    def of(self, entry: Entry, staged: Arrays) -> Encode:
+        """Return the sum of the arrays of a push, or of its only one, which is not staged."""
+        prepared = self._prepared.get((entry.key, len(staged)))
+        if prepared is None:
+            within = slice(entry.lo - self._span.lo, entry.hi - self._span.lo)
+            arrays = staged or [self._span.gradients[within]]
+            residual_of = partial(self._residuals.of, entry.spec)
+            prepared = self._sums.prepare(entry, arrays, residual_of, self._receive[within])
+            self._prepared[entry.key, len(staged)] = prepared
+        return prepared

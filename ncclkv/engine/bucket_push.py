@@ -122,11 +122,11 @@ class BucketPush(StoredPush):
         state = self.state
         begin = concurrency.perf_counter() if events.listeners else None
         for slot, indices in self.several:
-            flat = slot.weight if to_weights else slot.gradient
+            flat, spec = slot.weight if to_weights else slot.gradient, slot.entry.spec
             several = select(arrays, indices)
-            kernels.combine(several, flat, slot.entry.spec.op)
-            if slot.entry.key in state.coded:
-                state.reductions.stage(slot.entry.key, several)
+            if spec.key in state.coded:
+                several = state.reductions.stage(spec, several, kernels)
+            kernels.combine(several, flat, spec.op)
         if self._all or self._indices:
             values = arrays if self._all else select(arrays, self._indices)
             if to_weights:

@@ -27,7 +27,7 @@ from ncclkv.engine.reduction import DenseReduction, Reduction
 from ncclkv.engine.residuals import Residuals
 from ncclkv.engine.saturation import Saturation
 from ncclkv.engine.top_reduction import TopReduction
-from ncclkv.kernels.base import Arrays
+from ncclkv.kernels.base import Arrays, Kernels
 from ncclkv.table.bucket import Bucket
 from ncclkv.table.registry import Key, KeySpec
 
@@ -145,17 +145,17 @@ class Reductions:
         if codec is None or (before is not None and kind_of(before) != kind_of(codec)):
             self.residuals.drop([key])
             self.bases.drop([key])
+            if self._staged is not None:
+                self._staged.forget(key)
         if codec is not None:
             self._chosen[key] = codec
-        elif self._staged is not None:
-            self._staged.forget(key)
         return codec
 
     def _make(self, codec: Codec, bucket: Bucket) -> Reduction:
         """Make the reduction of a codec: over ranks, over nodes, or of arrays of this process."""
         form = FORMS[codec.name]
         if self._staged is not None:
-            sums = form.of_arrays(self, codec, bucket.op)
+            sums = form.of_arrays(self, codec, bucket)
             return ArrayReduction(self.comm, codec, sums, self.residuals, self._staged)
         if by_node(codec):
             return form.over_nodes(self, codec, bucket)
@@ -163,10 +163,18 @@ class Reductions:
 
     # Arrays that are encoded one by one
 
-    def stage(self, key: Key, arrays: Arrays) -> None:
-        """Keep the arrays of a push of a key, if each of them is encoded by itself."""
-        if self._staged is not None:
-            self._staged.stage(key, arrays)
+    def stage(self, spec: KeySpec, arrays: Arrays, kernels: Kernels) -> Arrays:
+        """Return the arrays of a push of a key, or copies if each of them is encoded by itself.
+
+        `kernels` are those of the push: in a capture they refuse new memory.
+        """
+        if self._staged is None:
+            return arrays
+        staged = self._staged.stage(spec.key, arrays, kernels)
+        codec = self._chosen[spec.key]
+        if codec.keeps_residual:
+            self.residuals.of(spec, len(arrays) - 1)  # here, and so not in a capture
+        return staged
 
     def drop_staged(self, keys: Iterable[Key]) -> None:
         """Forget the arrays of pushes that are dropped."""
@@ -182,7 +190,7 @@ class Form(NamedTuple):
     over_ranks : callable
         Returns the reduction over ranks of a bucket's keys.
     of_arrays : callable
-        Returns the sums of arrays in one process by an op.
+        Returns the sums of the arrays of a bucket's keys in one process.
     over_nodes : callable
         Returns the reduction whose senders are nodes.
     takes_short_keys : bool
@@ -193,7 +201,7 @@ class Form(NamedTuple):
     """
 
     over_ranks: Callable[[Reductions, Any, Bucket], Reduction]
-    of_arrays: Callable[[Reductions, Any, str], ArraySum]
+    of_arrays: Callable[[Reductions, Any, Bucket], ArraySum]
     over_nodes: Callable[[Reductions, Any, Bucket], Reduction]
     takes_short_keys: bool = False
     captured: bool = True
@@ -208,7 +216,7 @@ _COUNTED = Form(
     lambda store, codec, bucket: CodedReduction(
         store.comm, codec, bucket, store.residuals, store.saturation
     ),
-    lambda store, codec, op: CountedArrays(codec, store.saturation),
+    lambda store, codec, bucket: CountedArrays(store.comm, codec, bucket, store.saturation),
     lambda store, codec, bucket: _over_nodes(
         store,
         codec,
@@ -218,14 +226,14 @@ _COUNTED = Form(
 )
 _HALF = Form(
     lambda store, codec, bucket: HalfReduction(store.comm, codec, bucket, store.residuals),
-    lambda store, codec, op: HalfArrays(codec, store.comm.kernels, op),
+    lambda store, codec, bucket: HalfArrays(store.comm, codec, bucket),
     lambda store, codec, bucket: _over_nodes(
         store, codec, bucket, HalfNodes(codec, store.comm.kernels)
     ),
 )
 _TOP = Form(
     lambda store, codec, bucket: TopReduction(store.comm, codec, bucket, store.residuals),
-    lambda store, codec, op: TopArrays(codec),
+    lambda store, codec, bucket: TopArrays(store.comm, codec),
     lambda store, codec, bucket: _over_nodes(
         store, codec, bucket, TopNodes(codec, store.comm.kernels)
     ),
@@ -242,7 +250,7 @@ def _low_rank(store: Reductions, codec: PowerSGD, bucket: Bucket) -> Reduction:
 
 _LOW_RANK = Form(
     _low_rank,
-    lambda store, codec, op: LowRankArrays(codec, store.comm.kernels, store.bases),
+    lambda store, codec, bucket: LowRankArrays(store.comm, codec, store.bases),
     _low_rank,
     takes_short_keys=True,
     captured=False,

@@ -10,7 +10,6 @@ from ncclkv.compress.registry import codec_of
 from ncclkv.engine.codec_rules import CodecRule
 from ncclkv.engine.reductions import Reductions
 from ncclkv.errors import DTypeMismatch, NotSupported
-from ncclkv.kernels.host import HostKernels
 from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component
 from ncclkv.store.keys import key_list, one_key
@@ -101,12 +100,6 @@ def _check_codec(codec: Codec, reductions: Reductions) -> None:
     NotSupported
     """
     comm = reductions.comm
-    if reductions.each_array_sends and not isinstance(comm.kernels, HostKernels):
-        raise NotSupported(
-            f"{_VERB}: a store of one process compresses each array by itself, which is not in "
-            f"this version in the memory of a GPU; use create('local'), or create('nccl') with one "
-            f"rank"
-        )
     if comm.size > codec.most_senders:
         raise NotSupported(
             f"{_VERB}: {codec.name} sums the codes of at most {codec.most_senders:,} ranks, and "

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ncclkv.optimizer as optimizer
+from ncclkv.store.backends import ALONE
 from tests.conformance.capabilities import current_buffers
 from tests.conformance.checkpoints import PLACEMENTS, leads, new_store, turned
 from tests.conformance.registry import case
@@ -275,7 +276,7 @@ def residuals_of_another_type_are_dropped(create: Stores) -> None:
                 other.load(directory)
                 no_residual(other)
                 assert bits(other) == expected
-        if create.name == "local":
+        if create.name in ALONE:
             with logged(words, 1), other_store(create, {"type": "1bit"}) as other:
                 other.load(directory)
             with logged(words, 0), other_store(create, {**TWO_BIT, "threshold": 2}) as other:

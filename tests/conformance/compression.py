@@ -17,6 +17,7 @@ from ncclkv.errors import (
     UnknownArgument,
     UsageError,
 )
+from ncclkv.store.backends import ALONE
 from tests.codecs import MODELS, Model
 from tests.conformance.capabilities import current_buffers
 from tests.conformance.expect import check_words, full, refused, same
@@ -308,7 +309,7 @@ def a_drained_rank_sends_nothing(create: Stores) -> None:
 @case()
 def arrays_of_a_key_are_senders_in_one_process(create: Stores) -> None:
     kv = compressed(create, "2bit")
-    several = create.name == "local"
+    several = create.name in ALONE
     sums = Sums("2bit", 0.5, ["w"], 3 if several else kv.num_workers)
     for step, number in enumerate([3, 1, 2, 3]):
         arrays = {

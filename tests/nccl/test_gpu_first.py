@@ -1,4 +1,7 @@
-"""Layer 4, on one GPU: the most informative store cases, without an MPI library."""
+"""Layer 4, on one GPU: the most informative store cases, without an MPI library.
+
+The cases of compression run in a store of one process, whose arrays send by themselves, too.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import pytest
 from tests.conformance import CASES, Case
 from tests.conformance.capabilities import use_buffers
 from tests.conformance.stores import Stores
+from tests.nccl.alone_cases import COMPRESSED
 from tests.nccl.first_cases import FIRST
 from tests.nccl.gpu import need_gpu
 from tests.nccl.gpu_buffers import GpuBuffers
@@ -22,4 +26,13 @@ def test_case(case: Case) -> None:
     if case.needs:
         pytest.importorskip(case.needs, reason=f"{case.needs} is not installed")
     with use_buffers(GpuBuffers()), Stores("nccl", "every_rank") as create:
+        case.body(create)
+
+
+@pytest.mark.parametrize("case", COMPRESSED)
+def test_case_of_a_store_of_one_process(case: Case) -> None:
+    need_gpu()
+    if case.needs:
+        pytest.importorskip(case.needs, reason=f"{case.needs} is not installed")
+    with use_buffers(GpuBuffers()), Stores("device", "every_rank") as create:
         case.body(create)

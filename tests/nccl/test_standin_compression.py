@@ -14,13 +14,13 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from ncclkv.compress.registry import CODECS
 from ncclkv.engine.saturation import FIRST
-from ncclkv.errors import NotSupported
 from ncclkv.store.sums import SavedResiduals
+from tests.conformance import Case
 from tests.conformance.capabilities import current_buffers, use_buffers
-from tests.conformance.expect import full, refused, same
+from tests.conformance.expect import full, same
 from tests.harness.context import context_of
+from tests.nccl.alone_cases import COMPRESSED
 from tests.nccl.standin import Worker, run_on_standin
 from tests.nccl.standin.buffers import StandInBuffers
 from tests.nccl.standin.stores import StandInStores
@@ -39,21 +39,30 @@ def with_store(body: Callable[[Worker, Any], object], **options: Any) -> Callabl
     return run
 
 
-@pytest.mark.parametrize("kind", CODECS)
-def test_stores_of_one_process_refuse_what_a_gpu_lacks(kind: str) -> None:
+def with_store_alone(body: Callable[[Worker, Any], object]) -> Callable[[Worker], None]:
+    """Return the body of a process that opens a store of its own."""
+
+    def run(worker: Worker) -> None:
+        stores = StandInStores(worker, "every_rank")
+        stores.name = "device"
+        with use_buffers(StandInBuffers(worker)), stores as create:
+            body(worker, create())
+
+    return run
+
+
+@pytest.mark.parametrize("case", COMPRESSED)
+def test_case_of_a_store_of_one_process(case: Case) -> None:
+    if case.needs:
+        pytest.importorskip(case.needs, reason=f"{case.needs} is not installed")
+
     def body(worker: Worker) -> None:
         stores = StandInStores(worker, "every_rank")
         stores.name = "device"
         with use_buffers(StandInBuffers(worker)), stores as create:
-            kv = create()
-            kv.init("w", full(0))
-            words = "a store of one process compresses each array by itself", "create('local')"
-            with refused(kv, NotSupported, *words):
-                kv.set_gradient_compression({"type": kind})
-            kv.push("w", [full(1), full(2)])
-            same(kv.pull("w"), 3)
+            case.body(create)
 
-    run_on_standin(1, body)
+    run_on_standin(1, body, lazy=True)
 
 
 def refuse() -> None:
