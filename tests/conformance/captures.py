@@ -219,6 +219,22 @@ def several_arrays_of_a_key(create: Stores) -> None:
 
 
 @captured
+def several_arrays_that_are_encoded(create: Stores) -> None:
+    def step(side: Side) -> None:
+        if not side.own:
+            put = current_buffers().put
+            side.own["more"] = [
+                put(np.linspace(-3, 3, each.size, dtype=np.float32)) for each in side.gradients
+            ]
+        pairs = zip(side.gradients, side.own["more"], strict=True)
+        side.kv.push(side.keys, [[one, other, one] for one, other in pairs])
+        side.kv.pull(side.keys, out=[[out] for out in side.outs])
+
+    for codec in CODECS:
+        StorePair(create, step, momentum, codec=codec).steps()
+
+
+@captured
 def the_store_s_own_arrays(create: Stores) -> None:
     def step(side: Side) -> None:
         if "views" not in side.own:  # without a capture the user fills them every time

@@ -5,12 +5,14 @@ The cases of compression run in a store of one process, whose arrays send by the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.conformance import CASES, Case
 from tests.conformance.capabilities import use_buffers
 from tests.conformance.stores import Stores
-from tests.nccl.alone_cases import COMPRESSED
+from tests.nccl.alone_cases import ALONE_CASES
 from tests.nccl.first_cases import FIRST
 from tests.nccl.gpu import need_gpu
 from tests.nccl.gpu_buffers import GpuBuffers
@@ -29,10 +31,10 @@ def test_case(case: Case) -> None:
         case.body(create)
 
 
-@pytest.mark.parametrize("case", COMPRESSED)
-def test_case_of_a_store_of_one_process(case: Case) -> None:
+@pytest.mark.parametrize(("body", "needs"), ALONE_CASES)
+def test_case_of_a_store_of_one_process(body: Callable[[Stores], None], needs: str | None) -> None:
     need_gpu()
-    if case.needs:
-        pytest.importorskip(case.needs, reason=f"{case.needs} is not installed")
+    if needs:
+        pytest.importorskip(needs, reason=f"{needs} is not installed")
     with use_buffers(GpuBuffers()), Stores("device", "every_rank") as create:
-        case.body(create)
+        body(create)

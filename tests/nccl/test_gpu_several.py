@@ -9,7 +9,9 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import UsageError
+from tests.conformance.captures import CODECS
 from tests.nccl import gpu
+from tests.nccl.alone_cases import POWERSGD
 from tests.nccl.gpu import need_gpu
 
 SHAPE = (300, 700)
@@ -61,6 +63,31 @@ def test_a_push_list_is_summed_and_pulled_into_arrays_of_all(devices: list[Any],
             for out, device in zip(outs, devices, strict=True):
                 assert out.device == device
                 assert (out.get() == total).all(), f"step {step}, {device}"
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("codec", [*CODECS, POWERSGD], ids=lambda codec: codec["type"])
+def test_arrays_of_all_are_encoded_one_by_one(
+    devices: list[Any], busy: bool, codec: dict[str, Any]
+):
+    """Compare bits with a store in host memory; those of powersgd differ in the last ones."""
+    with ncclkv.create("device") as kv, ncclkv.create("local") as on_host:
+        for each in kv, on_host:
+            each.set_gradient_compression(codec)
+            each.init("w", np.zeros(SHAPE, np.float32))
+        for _ in range(3):
+            values = on_each(devices, busy)
+            kv.push("w", values)
+            for number, (value, device) in enumerate(zip(values, devices, strict=True)):
+                with device:
+                    value.fill(-1)
+                values[number] = np.full(SHAPE, number + 1, np.float32)
+            on_host.push("w", values)
+            found, wanted = kv.pull("w").get(), on_host.pull("w")
+            if codec is POWERSGD:
+                np.testing.assert_allclose(found, wanted, rtol=1e-4)
+            else:
+                assert np.array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("form", ["strided", "of another dtype"])

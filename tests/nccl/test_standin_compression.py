@@ -16,11 +16,12 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 
 from ncclkv.engine.saturation import FIRST
 from ncclkv.store.sums import SavedResiduals
-from tests.conformance import Case
 from tests.conformance.capabilities import current_buffers, use_buffers
+from tests.conformance.captures import CODECS
 from tests.conformance.expect import full, same
+from tests.conformance.stores import Stores
 from tests.harness.context import context_of
-from tests.nccl.alone_cases import COMPRESSED
+from tests.nccl.alone_cases import ALONE_CASES, POWERSGD
 from tests.nccl.standin import Worker, run_on_standin
 from tests.nccl.standin.buffers import StandInBuffers
 from tests.nccl.standin.stores import StandInStores
@@ -39,34 +40,72 @@ def with_store(body: Callable[[Worker, Any], object], **options: Any) -> Callabl
     return run
 
 
-def with_store_alone(body: Callable[[Worker, Any], object]) -> Callable[[Worker], None]:
-    """Return the body of a process that opens a store of its own."""
+def device_stores(worker: Worker) -> StandInStores:
+    """Return a function that opens stores of one process."""
+    stores = StandInStores(worker, "every_rank")
+    stores.name = "device"
+    return stores
+
+
+@pytest.mark.parametrize(("body", "needs"), ALONE_CASES)
+def test_case_of_a_store_of_one_process(body: Callable[[Stores], None], needs: str | None) -> None:
+    if needs:
+        pytest.importorskip(needs, reason=f"{needs} is not installed")
 
     def run(worker: Worker) -> None:
-        stores = StandInStores(worker, "every_rank")
-        stores.name = "device"
-        with use_buffers(StandInBuffers(worker)), stores as create:
-            body(worker, create())
+        with use_buffers(StandInBuffers(worker)), device_stores(worker) as create:
+            body(create)
 
-    return run
-
-
-@pytest.mark.parametrize("case", COMPRESSED)
-def test_case_of_a_store_of_one_process(case: Case) -> None:
-    if case.needs:
-        pytest.importorskip(case.needs, reason=f"{case.needs} is not installed")
-
-    def body(worker: Worker) -> None:
-        stores = StandInStores(worker, "every_rank")
-        stores.name = "device"
-        with use_buffers(StandInBuffers(worker)), stores as create:
-            case.body(create)
-
-    run_on_standin(1, body, lazy=True)
+    run_on_standin(1, run, lazy=True)
 
 
 def refuse() -> None:
     raise AssertionError("the host waits for the device")
+
+
+def refuse_memory(*arguments: object) -> None:
+    raise AssertionError("a step allocates memory")
+
+
+@pytest.mark.parametrize("codec", [*CODECS, POWERSGD], ids=lambda codec: codec["type"])
+def test_arrays_are_encoded_without_a_wait_or_new_memory(codec: dict[str, Any]) -> None:
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), device_stores(worker) as create:
+            kv = create()
+            kv.set_gradient_compression(codec)
+            kv.init("w", np.zeros((40, 30), np.float32))
+            arrays = [current_buffers().put(full(n, (40, 30))) for n in (1, 2, 3)]
+            kv.push("w", arrays)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(context_of(kv).comm, "synchronize", refuse)
+                patch.setattr(worker.streams, "allocate", refuse_memory)
+                for _ in range(3):
+                    kv.push("w", arrays)
+            kv.wait()
+
+    run_on_standin(1, body, lazy=True)
+
+
+def test_large_arrays_are_warned_of_without_a_wait(caplog: pytest.LogCaptureFixture) -> None:
+    """Check that the array counts of which most residuals are beyond."""
+
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), device_stores(worker) as create:
+            kv = create()
+            kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+            kv.init("w", np.zeros(128, np.float32))
+            for _ in range(FIRST - 1):
+                kv.push("w", [full(0.1, (128,)), full(3, (128,))])
+            kv.wait()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(context_of(kv).comm, "synchronize", refuse)
+                kv.push("w", [full(0.1, (128,)), full(3, (128,))])
+                assert kv.gradient_compression("w")["saturated"] == 1
+
+    with caplog.at_level(logging.WARNING, "ncclkv"):
+        run_on_standin(1, body, lazy=True)
+    (record,) = caplog.records
+    assert "2bit of 'w': 100 % of the residuals are beyond 0.5" in record.getMessage()
 
 
 def test_large_gradients_are_warned_of_without_a_wait(caplog: pytest.LogCaptureFixture) -> None:
