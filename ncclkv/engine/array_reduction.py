@@ -10,8 +10,7 @@ from ncclkv.comm.transport import Steps
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Wire
 from ncclkv.compress.base import Codec
-from ncclkv.compress.coding import Encode, coding_of
-from ncclkv.compress.entries import Padding
+from ncclkv.compress.coding import Encode
 from ncclkv.engine.array_sums import ArraySum
 from ncclkv.engine.reduction import Senders, Span
 from ncclkv.engine.residuals import Residuals
@@ -81,7 +80,6 @@ class ArrayReduction:
     ) -> None:
         self._comm = comm
         self._codec = codec
-        self._coding = coding_of(comm.kernels)
         self._sums = sums
         self._residuals = residuals
         self._staged = staged
@@ -89,26 +87,16 @@ class ArrayReduction:
     def prepare(
         self, span: Span, receive: Buffer, op: str, senders: Senders | None = None
     ) -> Collective:
-        bounds = [(entry.lo - span.lo, entry.hi - span.lo) for entry in span.entries]
-        padding = Padding(bounds, span.hi - span.lo)
         sums = _SumsOfSpan(self._sums, span, receive, self._residuals)
-        steps = partial(self._steps, sums, receive, padding)
+        steps = partial(self._steps, sums, receive.size)
         return self._comm.program(steps, what=f"a {self._codec.name} sum", kept=[sums])
 
-    def _steps(
-        self,
-        sums: _SumsOfSpan,
-        receive: Buffer,
-        padding: Padding,
-        wire: Wire,
-        apply: Apply | None,
-    ) -> Steps:
+    def _steps(self, sums: _SumsOfSpan, count: int, wire: Wire, apply: Apply | None) -> Steps:
         """Make the sums of the keys of a span, which need no other rank."""
         for entry in sums.entries:
             sums.of(entry, self._staged.take(entry.key))(self._residuals.skip)
-        self._coding.clear(padding, 0, receive)
         if apply is not None:
-            apply(0, receive.size)
+            apply(0, count)
         yield from ()
 
 

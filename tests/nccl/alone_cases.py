@@ -68,6 +68,28 @@ def more_arrays_than_before(create: Stores) -> None:
         kv.wait()
 
 
+def arrays_of_another_type_before(create: Stores) -> None:
+    """Check that a capture makes no residuals, which each replay would set to zero."""
+    gradients = [current_buffers().put(full(n, (40, 30))) for n in (1, 2, 3)]
+    kv = opened(create, {"type": "fp16", "error_feedback": True})
+    kv.push("w", gradients)
+    kv.wait()
+    kv.set_gradient_compression({"type": "bf16", "error_feedback": True})
+    with refused(kv, UsageError, "capture allocates no memory"), kv.capture():
+        kv.push("w", gradients)
+
+
+def residuals_come_with_copies(create: Stores) -> None:
+    """Check that a push which is never launched leaves no residual for a capture to make."""
+    kv = opened(create, {"type": "fp16", "error_feedback": True})
+    arrays = [current_buffers().put(full(n, (40, 30))) for n in (1, 2, 3)]
+    kv.push("w", arrays[:2])
+    kv.wait()
+    context = context_of(kv)
+    context.engine.reductions.stage(kv.spec("w"), arrays, context.comm.kernels)
+    assert len(context.engine.reductions.residuals.all_of("w")) == 3
+
+
 def matrices_are_not_captured(create: Stores) -> None:
     kv, matrix = opened(create, POWERSGD), current_buffers().put(full(1, (40, 30)))
     kv.push("w", [matrix, matrix])
@@ -79,6 +101,8 @@ def matrices_are_not_captured(create: Stores) -> None:
 BODIES: dict[str, Callable[[Stores], None]] = {
     "skipped_arrays": skipped_arrays,
     "more_arrays_than_before": more_arrays_than_before,
+    "arrays_of_another_type_before": arrays_of_another_type_before,
+    "residuals_come_with_copies": residuals_come_with_copies,
     "matrices_are_not_captured": matrices_are_not_captured,
     "encoded_gradients": CAPTURES["encoded_gradients"],
     "several_arrays_that_are_encoded": CAPTURES["several_arrays_that_are_encoded"],
