@@ -255,7 +255,7 @@ def emulated_few() -> list[Run]:
     comm, store, capture, current, _ = ON_GPU  # torch finds no GPU in layer 3b
     runs = [
         Run("few-rules", (*pytest, "tests/nccl/emulated", "-k", f"not ({' or '.join(LONG)})"), 400),
-        Run("few-one", (*pytest, "tests/nccl/test_gpu_errors.py", *SEVERAL_GPUS), 120),
+        Run("few-one", (*pytest, *ALONE_ON_GPU[:2], *SEVERAL_GPUS), 120),
         Run("few-2", (*share, *ranks(2), store, current, "-m", "first"), 120, 2),
         Run("few-devices", (*devices, *ranks(2), store, current, "-k", chosen), 120, 2),
         Run("few-3", (*ranks(3), comm, capture), 400, 3),

@@ -9,8 +9,8 @@ from typing import Any
 
 from ncclkv.compress.declared import SCOPE, Parameter, share
 from ncclkv.errors import NotSupported
-from ncclkv.kernels.base import Array, Arrays
-from ncclkv.kernels.host.largest import add_largest, take_largest
+from ncclkv.kernels.base import Array
+from ncclkv.kernels.host.largest import take_largest
 
 MOST = 2**31 - 1
 """Elements of a key at most: an index has 32 bits, and a sign."""
@@ -32,12 +32,13 @@ class TopK:
     Examples
     --------
     >>> import numpy as np
+    >>> from ncclkv.kernels.host.largest import add_largest
     >>> codec, residual = TopK(ratio=0.5), np.zeros(4, np.float32)
-    >>> payload, out = np.empty(codec.nbytes(4), np.uint8), np.empty(4, np.float32)
+    >>> payload, out = np.empty(codec.nbytes(4), np.uint8), np.zeros(4, np.float32)
     >>> codec.encode(np.array([1, -3, 2, -2], np.float32), residual, payload)
-    >>> codec.merge([payload, payload], out)
+    >>> add_largest(payload, out)
     >>> out, residual
-    (array([ 0., -6.,  4.,  0.], dtype=float32), array([ 1.,  0.,  0., -2.], dtype=float32))
+    (array([ 0., -3.,  2.,  0.], dtype=float32), array([ 1.,  0.,  0., -2.], dtype=float32))
     """
 
     name = "topk"
@@ -102,15 +103,3 @@ class TopK:
             Receives the indices, of int32 and ascending, and then the elements, of float32.
         """
         take_largest(gradients, residual, payload)
-
-    def merge(self, payloads: Arrays, out: Array) -> None:
-        """Set `out`, an ndarray of float32, to the sum of all senders, added in their order.
-
-        Raises
-        ------
-        ValueError
-            For a payload that has an index beyond `out`.
-        """
-        out[...] = 0
-        for payload in payloads:
-            add_largest(payload, out)
