@@ -92,23 +92,23 @@ class PowerReduction:
         nodes = comm.nodes if span.node_shared else None
         parts = decoded(span.hi - span.lo, 1, span.to, comm.size, nodes)
         bases = [self._bases.of(entry.spec) for entry in span.entries if self._pays(entry.spec)]
-        longest = span.gradients.nbytes
-        # Allocated here: a lack of memory in the middle of a launch would end the store.
-        for basis in bases:
-            basis.allocate(codec)
-        arrays = self._arrays if bases else None
+        arrays, longest = self._allocated(bases), span.gradients.nbytes
         if arrays is not None:
             longest = max(longest, arrays.first.nbytes, arrays.second.nbytes)
         # A key comes to be due once: nearly all launches find the exchange of the last one.
         of_due = lru_cache(maxsize=1)(partial(self._exchange, span, bases, ranks, op == "avg"))
-
-        def exchange() -> Exchange:
-            return of_due(tuple(basis.is_due(codec) for basis in bases))
-
         low_rank = LowRankSum(
-            codec, exchange, span.gradients, receive, comm.size, ranks, parts, op == "avg",
-            lambda: self._residuals.skip, comm.kernels,
-        )  # fmt: skip
+            codec,
+            lambda: of_due(tuple(basis.is_due(codec) for basis in bases)),
+            span.gradients,
+            receive,
+            comm.size,
+            ranks,
+            parts,
+            divides=op == "avg",
+            skip=lambda: self._residuals.skip,
+            kernels=comm.kernels,
+        )
         return comm.program(
             low_rank.steps,
             what="a powersgd sum",
@@ -117,6 +117,15 @@ class PowerReduction:
             sent=partial(low_rank.sent, comm.rank),
             kept=[low_rank, arrays],
         )
+
+    def _allocated(self, bases: Sequence[Basis]) -> _Arrays | None:
+        """Allocate what launches need: a lack of memory in the middle of one would end the store.
+
+        Return the arrays of the bucket; None if no key is compressed.
+        """
+        for basis in bases:
+            basis.allocate(self._codec)
+        return self._arrays if bases else None
 
     def _exchange(
         self,
