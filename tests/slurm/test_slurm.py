@@ -134,7 +134,7 @@ def test_scancel_of_a_job(cluster: Cluster, tmp_path: Path, launcher: str) -> No
     command = f"{launcher} python {SIGNALS} {cluster.folder / tmp_path.name}"
     job = cluster.submit(command, "--nodes=2", "--ntasks=2")
     job.until(lambda: job.output.count("begins at step 0") == 2)
-    assert cluster.run("scancel", str(job.number)).code == 0
+    assert cluster.run("scancel", str(job.job_id)).code == 0
     job.end()
 
 
