@@ -10,7 +10,7 @@ sharded        owners (reduce-scatter)  each part's owner     an allgather of th
 
 An optimizer updates an equal slice of each bucket on each rank, and a function whole keys.
 
-A placement chooses the destination of sums (`ncclkv.comm.types.To`), and nothing else in the engine
+A placement chooses the destination of sums (`ncclkv.comm.destinations.To`), and nothing else in the engine
 depends on it.  If the destination is `Owners`, each rank allocates, saves and loads the optimizer's
 states of its part alone.  A placement of another kind of parts also changes ``StoredBucket.part``.
 

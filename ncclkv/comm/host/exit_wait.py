@@ -13,7 +13,7 @@ from ncclkv.comm.host.peer_processes import RankProcess
 from ncclkv.errors import CommError
 from ncclkv.system import abort
 
-# Seconds between two polls of the neighbours' processes.
+# Seconds between two polls of the late ranks' processes.
 _PROCESS_SECONDS = 0.05
 
 # Messages that a process sent before its end have arrived after this time.
@@ -23,7 +23,8 @@ PATIENCE = 10.0
 """Maximum of seconds that a rank waits for the others after a failure."""
 
 # After a failure no notice is sent to other machines: a second message to a dead process can crash
-# MPICH.  The ranks there have this time to end by themselves.
+# MPICH.  The ranks there have this time to end by themselves.  Without a failure, the notice of a
+# process that has ended there has this time to arrive.
 _OTHER_MACHINES_SECONDS = 2.0
 
 # Longer sleeps than of other waits: a rank may work for hours after the others have ended.
@@ -134,18 +135,21 @@ class ExitWait:
 
     def _report_late(self, waited: float) -> None:
         """Write a line about the late ranks, and make neighbours among them write stacks."""
-        for barrier in self._barriers:
-            late = barrier.late()
-            if late and barrier.is_first():
-                sys.stderr.write(
-                    f"{abort.here()} has waited {waited:.0f} s at the end of the job for "
-                    f"{self._describe_late()}; ranks end together, and the job goes on until they "
-                    f"all do (NCCLKV_EXIT_TIMEOUT=SECONDS ends it instead)\n"
-                )
-                sys.stderr.flush()
-            if barrier.is_first(near_only=True):
-                for rank in filter(barrier.peers.is_near, late):
-                    barrier.peers.of(rank).show_stacks()
+        if any(each.late() and each.is_first() for each in self._barriers):
+            sys.stderr.write(
+                f"{abort.here()} has waited {waited:.0f} s at the end of the job for "
+                f"{self._describe_late()}; ranks end together, and the job goes on until they "
+                f"all do (NCCLKV_EXIT_TIMEOUT=SECONDS ends it instead)\n"
+            )
+            sys.stderr.flush()
+        stuck = {
+            each.peers.of(rank)
+            for each in self._barriers
+            if each.is_first(near_only=True)
+            for rank in filter(each.peers.is_near, each.late())
+        }
+        for process in stuck:
+            process.show_stacks()
 
 
 def _pause(attempt: int) -> None:

@@ -35,7 +35,7 @@ class FinalBarrier:
         self._transport = MpiTransport(comm, timeout, says_farewell=False)
         self.peers = self._transport.peers
         self.size = self._transport.size
-        self._informed = {self._transport.rank}
+        self._uninformed = [rank for rank in range(self.size) if rank != self._transport.rank]
 
     def covers(self, comm: MPI.Intracomm) -> bool:
         """Return whether all ranks of `comm` take part."""
@@ -43,13 +43,10 @@ class FinalBarrier:
 
     def arrive(self, *, near_only: bool) -> None:
         """Notify the other ranks, or those of this machine alone, each once; return at once."""
-        peers = [
-            rank
-            for rank in range(self.size)
-            if rank not in self._informed and (not near_only or self.peers.is_near(rank))
-        ]
-        self._informed.update(peers)
-        self._transport.post(b"", peers)
+        peers = [rank for rank in self._uninformed if not near_only or self.peers.is_near(rank)]
+        if peers:
+            self._uninformed = [rank for rank in self._uninformed if rank not in peers]
+            self._transport.post(b"", peers)
 
     def late(self) -> list[int]:
         """Receive the notices that are here; return the ranks without one."""

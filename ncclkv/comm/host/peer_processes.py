@@ -30,8 +30,6 @@ class RankProcess(NamedTuple):
         As `processes.namespace`.
     signal : int
         As `stacks.signal_here`.
-    endpoint : Endpoint or None
-        None if all ranks are on one machine.
     """
 
     world_rank: int
@@ -39,7 +37,6 @@ class RankProcess(NamedTuple):
     pid: int
     namespace: int
     signal: int
-    endpoint: Endpoint | None
 
     def __str__(self) -> str:
         return f"rank {self.world_rank} on {self.host} (pid {self.pid})"
@@ -78,17 +75,19 @@ class PeerProcesses:
         self._is_warning_due = False
         several = len(on_machine) < comm.Get_size()
         own = comm.Get_rank()
-        here = _own_process(liveness().endpoint if several else None)
-        self._all: list[RankProcess] = comm.allgather(here)
+        here = _own_process()
+        # Ranks of one machine need no port.
+        described = comm.allgather((here, liveness().endpoint if several else None))
+        self._all: list[RankProcess] = [each for each, _ in described]
         self._near: dict[int, Process] = {
             rank: process(self._all[rank].pid)
             for rank in on_machine
             if rank != own and here.namespace and self._all[rank].namespace == here.namespace
         }
         self._far: dict[int, Endpoint] = {
-            rank: each.endpoint
-            for rank, each in enumerate(self._all)
-            if rank not in on_machine and each.endpoint is not None
+            rank: endpoint
+            for rank, (_, endpoint) in enumerate(described)
+            if rank not in on_machine and endpoint is not None
         }
         if not several:
             return
@@ -146,7 +145,7 @@ class PeerProcesses:
         return is_first
 
 
-def _own_process(endpoint: Endpoint | None) -> RankProcess:
+def _own_process() -> RankProcess:
     """Return the description of this process."""
     from mpi4py import MPI
 
@@ -156,5 +155,4 @@ def _own_process(endpoint: Endpoint | None) -> RankProcess:
         pid=os.getpid(),
         namespace=namespace(),
         signal=stacks.signal_here(),
-        endpoint=endpoint,
     )

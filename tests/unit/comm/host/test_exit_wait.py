@@ -23,7 +23,7 @@ class Peers:
 
     def of(self, rank: int) -> RankProcess:
         # This process stands for rank 1: it runs.
-        return RankProcess(rank, f"host{rank // 2}", os.getpid(), 1, 0, None)
+        return RankProcess(rank, f"host{rank // 2}", os.getpid(), 1, 0)
 
     def is_near(self, rank: int) -> bool:
         return rank == 1
@@ -46,14 +46,17 @@ class Barrier:
     def arrive(self, *, near_only: bool) -> None:
         self.notices.append("near" if near_only else "all")
 
+    def is_first(self, *, near_only: bool = False) -> bool:
+        return True
+
     def late(self) -> list[int]:
         self._polls += 1
         return self._polled(self._polls)
 
 
-def waiting(barrier: Barrier, failure: str = "") -> ExitWait:
+def waiting(*of: Barrier, failure: str = "") -> ExitWait:
     """Return the last wait of a rank, which has failed if there is a text."""
-    barriers: list[Any] = [barrier]
+    barriers: list[Any] = [*of]
     return ExitWait(barriers, failure)
 
 
@@ -81,7 +84,7 @@ def test_an_error_of_mpi_is_a_reason_to_end_without_it(failure: str, reason: str
     def fails(poll: int) -> list[int]:
         raise CommAborted("rank 0: MPI reports: MPI_Iprobe failed")
 
-    assert waiting(Barrier(fails), failure).wait() == reason
+    assert waiting(Barrier(fails), failure=failure).wait() == reason
 
 
 def test_all_ranks_are_notified_at_once_and_awaited() -> None:
@@ -92,7 +95,7 @@ def test_all_ranks_are_notified_at_once_and_awaited() -> None:
 
 def test_a_failed_rank_notifies_other_machines_only_once_all_have_arrived(launched: None) -> None:
     barrier = Barrier(lambda poll: [2] if poll < 5 else [])
-    assert waiting(barrier, "RankLost: rank 1 is gone").wait() == ""
+    assert waiting(barrier, failure="RankLost: rank 1 is gone").wait() == ""
     assert barrier.notices[-1] == "all"
     assert set(barrier.notices[:-1]) == {"near"}
 
@@ -113,7 +116,7 @@ def test_a_failed_rank_gives_ranks_that_run_its_patience(
     launched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exit_wait, "PATIENCE", 0.2)
-    assert waiting(Barrier(lambda poll: [1]), "KeyError: 'w'").wait() == "KeyError: 'w'"
+    assert waiting(Barrier(lambda poll: [1]), failure="KeyError: 'w'").wait() == "KeyError: 'w'"
 
 
 def test_the_limit_ends_the_job_and_names_the_late_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,3 +125,18 @@ def test_the_limit_ends_the_job_and_names_the_late_ranks(monkeypatch: pytest.Mon
     late = [str(Peers().of(rank)) for rank in (1, 2)]
     assert last.wait().endswith(f"at the end of the job for {late[0]}, {late[1]}")
     assert last.ends_job
+
+
+def test_a_late_rank_of_two_barriers_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NCCLKV_EXIT_TIMEOUT", "0.15")
+    monkeypatch.setattr(Barrier, "timeout", 0.1)
+    shown: list[RankProcess] = []
+    monkeypatch.setattr(RankProcess, "show_stacks", lambda process: shown.append(process))
+    late = str(Peers().of(1))
+    last = waiting(Barrier(lambda poll: [1]), Barrier(lambda poll: [1]))
+    assert last.wait().endswith(f"at the end of the job for {late}")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.count(late) == 1
+    assert shown == [Peers().of(1)]

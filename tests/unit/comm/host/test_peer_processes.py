@@ -13,11 +13,15 @@ from ncclkv.comm.host.liveness import Endpoint
 from ncclkv.comm.host.peer_processes import PeerProcesses, RankProcess
 from ncclkv.system.processes import namespace
 
+Described = tuple[RankProcess, Endpoint | None]
+"""What a rank tells the others."""
+
 
 class Exchange:
     """Exchange between ranks when `PeerProcesses` are made; this is rank 0 of three."""
 
-    def __init__(self, *others: RankProcess) -> None:
+    def __init__(self, *others: Described) -> None:
+        self.own: Described | None = None
         self._others = others
 
     def Get_rank(self) -> int:
@@ -26,13 +30,14 @@ class Exchange:
     def Get_size(self) -> int:
         return 1 + len(self._others)
 
-    def allgather(self, own: Any) -> list[Any]:
+    def allgather(self, own: Described) -> list[Described]:
+        self.own = own
         return [own, *self._others]
 
 
-def process(rank: int, pid: int, endpoint: Endpoint | None = None) -> RankProcess:
+def process(rank: int, pid: int) -> RankProcess:
     """Return the process of a rank, in the namespace of this process."""
-    return RankProcess(rank, f"node{rank}", pid, namespace(), 0, endpoint)
+    return RankProcess(rank, f"node{rank}", pid, namespace(), 0)
 
 
 @pytest.fixture(autouse=True)
@@ -43,18 +48,25 @@ def mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", package)
 
 
+def exchange_of_machines() -> Any:
+    """Return an exchange with ranks 1 and 2 on machines that cannot be watched."""
+    return Exchange(*((process(rank, 1000 + rank), Endpoint((), 1000)) for rank in (1, 2)))
+
+
+def exchange_on_machine() -> Any:
+    """Return an exchange on this machine: this process is rank 1, and rank 2 is in a container."""
+    contained = process(2, os.getpid())._replace(namespace=namespace() + 1)
+    return Exchange((process(1, os.getpid()), None), (contained, None))
+
+
 def far(library: str = "MPICH 5.0.2") -> PeerProcesses:
-    """Return rank 0 on this machine, and ranks 1 and 2 on machines that cannot be watched."""
-    unreached = Endpoint((), 1000)
-    everyone: Any = Exchange(*(process(rank, 1000 + rank, unreached) for rank in (1, 2)))
-    return PeerProcesses(everyone, [0], library)
+    """Return rank 0 on this machine, and ranks 1 and 2 on others."""
+    return PeerProcesses(exchange_of_machines(), [0], library)
 
 
 def near() -> PeerProcesses:
-    """Return ranks on this machine: this process is rank 1, and rank 2 is in a container."""
-    contained = process(2, os.getpid())._replace(namespace=namespace() + 1)
-    everyone: Any = Exchange(process(1, os.getpid()), contained)
-    return PeerProcesses(everyone, [0, 1, 2], "MPICH 5.0.2")
+    """Return ranks of this machine."""
+    return PeerProcesses(exchange_on_machine(), [0, 1, 2], "MPICH 5.0.2")
 
 
 def test_processes_of_this_machine_are_seen_unless_they_are_in_another_namespace() -> None:
@@ -64,9 +76,11 @@ def test_processes_of_this_machine_are_seen_unless_they_are_in_another_namespace
     assert not any(map(far().is_near, range(3)))
 
 
-def test_ranks_of_one_machine_open_no_port() -> None:
-    assert near().of(0).endpoint is None
-    assert far().of(0).endpoint is not None
+@pytest.mark.parametrize("several", [False, True])
+def test_ranks_of_one_machine_open_no_port(several: bool) -> None:
+    exchange = exchange_of_machines() if several else exchange_on_machine()
+    PeerProcesses(exchange, [0] if several else [0, 1, 2], "MPICH 5.0.2")
+    assert (exchange.own[1] is not None) == several
 
 
 def test_without_a_failure_every_rank_may_get_notices() -> None:
