@@ -14,7 +14,7 @@ from ncclkv.comm.host.peer_processes import PeerProcesses, RankProcess
 from ncclkv.system.processes import namespace
 
 Described = tuple[RankProcess, Endpoint | None]
-"""What a rank tells the others."""
+"""The process of a rank, and its port if there are several machines."""
 
 
 class Exchange:
