@@ -306,7 +306,6 @@ class Job:
             rank.warned = True
             line = f"ncclkv run: {rank} wrote to the pipe in {notify.PIPE}; ignored: {text[:80]!r}"
             self._output.between(protocol.ERR, line)
-        if (
-            kind == protocol.ENDED and rank.code and is_first
-        ):  # before the errors of the other ranks
+        if kind == protocol.ENDED and rank.code and is_first:
+            # Before the errors of the other ranks.
             self._output.between(protocol.ERR, f"ncclkv run: {rank} {how(rank.code)}")

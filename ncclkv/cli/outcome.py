@@ -148,10 +148,10 @@ class Rank:
                 return False
             self.exits = Exit(None if value == notify.UNKNOWN else int(value), seconds)
         elif event == notify.PAGE:
-            place = PageAddress.read(value)
-            if place is None:
+            page = PageAddress.read(value)
+            if page is None:
                 return False
-            self.pages[place.pid, place.address] = place
+            self.pages[page.pid, page.address] = page
             if len(self.pages) > _MOST_PAGES:  # the oldest is most likely that of a closed store
                 del self.pages[next(iter(self.pages))]
         else:

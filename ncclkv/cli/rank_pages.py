@@ -41,22 +41,22 @@ class PageAddress(NamedTuple):
 
 def pack(request: str) -> bytes:
     """Return this host's clock, and the pages at the addresses in a request, a line each."""
-    places = [PageAddress.read(line) for line in request.splitlines()]
-    pages = [b"" if place is None else _page(place) for place in places]
+    addresses = [PageAddress.read(line) for line in request.splitlines()]
+    pages = [b"" if address is None else _page(address) for address in addresses]
     parts = [part for page in pages for part in (_LENGTH.pack(len(page)), page)]
     return zlib.compress(b"".join([_CLOCK.pack(concurrency.monotonic_ns()), *parts]), 1)
 
 
-def _page(place: PageAddress) -> bytes:
+def _page(address: PageAddress) -> bytes:
     """Return the bytes of a page; empty if they cannot be read."""
-    if place.nbytes > _MOST_BYTES:
+    if address.nbytes > _MOST_BYTES:
         return b""
     try:
-        with open(f"/proc/{place.pid}/mem", "rb", buffering=0) as memory:
-            found = os.pread(memory.fileno(), place.nbytes, place.address)
+        with open(f"/proc/{address.pid}/mem", "rb", buffering=0) as memory:
+            found = os.pread(memory.fileno(), address.nbytes, address.address)
     except (OSError, OverflowError):  # the process has ended, or has given the memory back
         return b""
-    return found if len(found) == place.nbytes else b""
+    return found if len(found) == address.nbytes else b""
 
 
 def unpack(data: bytes) -> tuple[int, list[bytes]]:

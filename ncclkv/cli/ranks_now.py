@@ -31,7 +31,7 @@ _TO_THE_RIGHT = {"rank", "pid", "ago"}
 
 
 def reports(
-    rank: int, clock: int, places: Iterable[PageAddress], pages: Iterable[bytes]
+    rank: int, clock: int, addresses: Iterable[PageAddress], pages: Iterable[bytes]
 ) -> list[Report]:
     """Return the reports of a rank's open stores, the one with the newest call first.
 
@@ -40,19 +40,19 @@ def reports(
     rank : int
     clock : int
         The monotonic clock of the rank's host, in nanoseconds, when the pages were read.
-    places : iterable of PageAddress
+    addresses : iterable of PageAddress
     pages : iterable of bytes
         Empty for a page that could not be read.
     """
     found = []
-    for place, page in zip(places, pages, strict=False):
+    for address, page in zip(addresses, pages, strict=False):
         if len(page) != NBYTES:
             continue
         recorder = FlightRecorder(_HERE, {_HERE: _EMPTY, rank: np.frombuffer(page, np.uint8)})
         ahead = (clock - concurrency.monotonic_ns()) / 1e9
         report = recorder.read(rank, 1)
         # The memory of a closed store may hold something else by now.
-        if f"(pid {place.pid})" in report.label and not recorder.is_closing(rank):
+        if f"(pid {address.pid})" in report.label and not recorder.is_closing(rank):
             found.append(report.aged(ahead))
     return sorted(found, key=lambda each: each.calls[-1].age if each.calls else np.inf)
 

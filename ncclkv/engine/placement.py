@@ -10,9 +10,10 @@ sharded        owners (reduce-scatter)  each part's owner     an allgather of th
 
 An optimizer updates an equal slice of each bucket on each rank, and a function whole keys.
 
-A placement chooses the destination of sums (`ncclkv.comm.destinations.To`), and nothing else in the engine
-depends on it.  If the destination is `Owners`, each rank allocates, saves and loads the optimizer's
-states of its part alone.  A placement of another kind of parts also changes ``StoredBucket.part``.
+A placement chooses the destination of sums (`ncclkv.comm.destinations.To`), and nothing else in the
+engine depends on it.  If the destination is `Owners`, each rank allocates, saves and loads the
+optimizer's states of its part alone.  A placement of another kind of parts also changes
+``StoredBucket.part``.
 
 Under ``sharded`` each bucket is padded to a multiple of 16 elements a rank, so all slices have one
 length.  NCCL then takes one reduce-scatter and one allgather a bucket.  A range of pushed keys is

@@ -95,7 +95,11 @@ class Reductions:
         codec = rule.codec
         if codec is None or not rule.encodes(spec) or (by_node(codec) and self.node_count == 1):
             return False
-        return codec.pays(spec.shape, self.node_count if by_node(codec) else self.comm.size)
+        return codec.pays(spec.shape, self.senders(codec))
+
+    def senders(self, codec: Codec) -> int:
+        """Return the count of the senders of a codec: nodes or ranks."""
+        return self.node_count if by_node(codec) else self.comm.size
 
     def choose(self, bucket: Bucket) -> dict[Key, Reduction]:
         """Return the reductions of the keys of a bucket whose sums are not those of `dense`."""

@@ -99,9 +99,9 @@ def _check_codec(codec: Codec, reductions: Reductions) -> None:
     ------
     NotSupported
     """
-    comm = reductions.comm
-    if comm.size > codec.most_senders:
+    senders = reductions.senders(codec)
+    if senders > codec.most_senders:
         raise NotSupported(
-            f"{_VERB}: {codec.name} sums the codes of at most {codec.most_senders:,} ranks, and "
-            f"there are {comm.size:,}; use fp16"
+            f"{_VERB}: {codec.name} sums the codes of at most {codec.most_senders:,} senders, and "
+            f"there are {senders:,}; use fp16"
         )

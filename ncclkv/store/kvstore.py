@@ -950,16 +950,17 @@ are ints, such as 3; use one kind
             is compressed; on one node nothing is.  By default each rank compresses its own.
         keys : int or str, or list of them, optional
             Keys, also future ones; a str may be a pattern, as ``"layer*"``.  By default all keys.
-            The last call that matches a key counts.  Keys that are not float32, or whose op is not
-            ``sum`` or ``avg``, are sent whole.
+            The last call that matches a key counts.  Keys whose dtype or op the type does not
+            compress are sent whole: fp16 and bf16 take float32 and float64, and all ops but
+            ``prod``; other types take float32, and ``sum`` and ``avg``.
 
         Raises
         ------
         UsageError, UnknownArgument
             When a parameter is unknown or out of range; before anything is sent.
         DTypeMismatch, NotSupported
-            When `keys` names a key that the type does not compress; when a store on a GPU does not
-            have the type.
+            When `keys` names a key that the type does not compress; when there are more senders
+            than the type can sum.
         SpecMismatch
             On every rank, when ranks give different parameters or keys.
         OutOfMemory

@@ -52,12 +52,14 @@ def _codecs(context: Context) -> Iterator[str]:
         rule = reductions.rule(spec.key)
         if rule is None or rule.codec is None:
             continue
-        name = rule.codec.name
+        codec = rule.codec
+        name = codec.name
         if reductions.codec(spec) is not None:
             text = f"encoded by {name}"
         elif not rule.encodes(spec):
-            text = f"not encoded by {name}, which takes float32 and sum or avg"
-        elif by_node(rule.codec) and reductions.node_count == 1:
+            dtypes, ops = " and ".join(codec.dtypes), ", ".join(codec.ops)
+            text = f"not encoded by {name}, which takes {dtypes}, and {ops}"
+        elif by_node(codec) and reductions.node_count == 1:
             text = f"not encoded by {name}, whose senders are nodes: all ranks are on one node"
         else:
             text = f"not encoded by {name}, which would not make them short enough"

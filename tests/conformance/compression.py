@@ -376,7 +376,7 @@ def keys_that_are_not_compressed(create: Stores) -> None:
     }
     plan = kv.explain_plan()
     assert "encoded by 2bit: 'w'" in plan
-    assert "not encoded by 2bit, which takes float32 and sum or avg: 'n', 'most'" in plan
+    assert "not encoded by 2bit, which takes float32, and sum, avg: 'n', 'most'" in plan
 
 
 def misuse(kv: Any) -> dict[str, tuple[type[Exception], Callable[[], Any], str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from ncclkv.comm.base import Collective
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Wire
-from ncclkv.compress.registry import CODECS
+from ncclkv.compress.parameters import complete_parameters
+from ncclkv.compress.registry import CODECS, codec_of
 from ncclkv.engine import reductions
 from ncclkv.engine.reduction import Senders, Span
+from ncclkv.kernels.host import HostKernels
 from ncclkv.testing import run_ranks
 from tests.harness.context import context_of
 
@@ -188,3 +191,10 @@ def test_other_keys_at_each_push_need_no_more_memory(codec: dict[str, Any]) -> N
             assert sizes == []
 
     run_ranks(2, work)
+
+
+@pytest.mark.parametrize(("scope", "senders"), [("rank", 4), ("node", 2)])
+def test_senders_are_ranks_or_nodes(scope: str, senders: int) -> None:
+    comm: Any = SimpleNamespace(rank=0, size=4, nodes=[[0, 1], [2, 3]], kernels=HostKernels())
+    codec = codec_of(complete_parameters({"type": "2bit", "scope": scope}))
+    assert reductions.Reductions(comm).senders(codec) == senders

@@ -153,7 +153,7 @@ def few_senders(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_that_refuses_a_type_is_free_again() -> None:
     made = module()
     with ncclkv.create("local") as kv:
-        with pytest.raises(NotSupported, match="topk sums the codes of at most 0 ranks"):
+        with pytest.raises(NotSupported, match="topk sums the codes of at most 0 senders"):
             DataParallel(made, kv, compress={"0.bias": "topk"})
         model = DataParallel(made, kv, compress="2bit")
         model(torch.ones(1, 2)).sum().backward()
@@ -170,7 +170,7 @@ def test_a_store_made_here_is_closed_if_it_refuses_a_type(monkeypatch: pytest.Mo
     monkeypatch.setattr("ncclkv.torch.module_checks.create", create)
 
     def work() -> None:
-        with pytest.raises(NotSupported, match="topk sums the codes of at most 0 ranks"):
+        with pytest.raises(NotSupported, match="topk sums the codes of at most 0 senders"):
             DataParallel(module(), "threads", compress="topk")
         model = DataParallel(module(), "threads", compress="fp16")
         model(torch.ones(1, 2)).sum().backward()

@@ -300,7 +300,7 @@ def test_a_store_that_refuses_a_compression_is_closed(monkeypatch: pytest.Monkey
 
     def work() -> None:
         parameters = {"a": np.zeros(1, np.float32)}
-        with pytest.raises(NotSupported, match="topk sums the codes of at most 1 ranks"):
+        with pytest.raises(NotSupported, match="topk sums the codes of at most 1 senders"):
             ncclkv.Trainer(parameters, "sgd", None, "threads", {"type": "topk"})
         ncclkv.Trainer(parameters, "sgd", None, "threads", {"type": "fp16"}).close()
 
