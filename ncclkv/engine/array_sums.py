@@ -13,9 +13,13 @@ import numpy as np
 
 from ncclkv.arrays.dtypes import named
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.programs.decoding import Decoding
+from ncclkv.comm.programs.extents import KeyExtents
 from ncclkv.comm.programs.low_rank_sum import Copies
+from ncclkv.comm.programs.top_decoding import TopDecoding
 from ncclkv.compress.base import CountedCodec
 from ncclkv.compress.coding import Encode, Found, coding_of
+from ncclkv.compress.entries import Padding
 from ncclkv.compress.factoring import Factors
 from ncclkv.compress.half import Half
 from ncclkv.compress.powersgd import PowerSGD, matrix_shape
@@ -68,13 +72,13 @@ class CountedArrays:
             for index, (array, payload) in enumerate(zip(arrays, payloads, strict=True))
         ]
 
+        whole = 0, count
+        decoding = Decoding(codec, len(arrays), Padding([whole], count), out, coding=coding)
+
         def add(skip: Array | None) -> None:
             found = FoundInArrays([encode(skip) for encode in encodings])
             self._saturation.note(codec, [entry], found)
-            for lo in range(0, count, coding.block):
-                hi = min(lo + coding.block, count)
-                start, stop = codec.nbytes(lo), codec.nbytes(hi)
-                coding.decode(codec, [each[start:stop] for each in payloads], 0, out[lo:hi])
+            decoding.write(payloads, whole, None)
 
         return add
 
@@ -130,22 +134,20 @@ class TopArrays:
         self._coding = coding_of(comm.kernels)
 
     def prepare(self, entry: Entry, arrays: Arrays, residual_of: ResidualOf, out: Array) -> Encode:
-        codec, coding, kernels = self._codec, self._coding, self._comm.kernels
-        whole, nbytes = [(0, out.size)], codec.nbytes(out.size)
+        codec, whole, nbytes = self._codec, (0, out.size), self._codec.nbytes(out.size)
         of_key = self._payloads.setdefault(entry.key, _Payloads(self._comm, nbytes))
         payloads = of_key.of(len(arrays), nbytes)
         takings = [
-            coding.taking(codec, whole, array, [residual_of(index)], payload)
+            self._coding.taking(codec, [whole], array, [residual_of(index)], payload)
             for index, (array, payload) in enumerate(zip(arrays, payloads, strict=True))
         ]
-        merge = coding.adding(codec, whole, 0)
+        extents, kernels = KeyExtents(codec, [whole]), self._comm.kernels
+        decoding = TopDecoding(extents, len(arrays), out, kernels=kernels)
 
         def add(skip: Array | None) -> None:
             for take in takings:
                 take(skip)
-            kernels.fill(out, 0)
-            for payload in payloads:
-                merge(payload, out)
+            decoding.write(payloads, whole, None)
 
         return add
 

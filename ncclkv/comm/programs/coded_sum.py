@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ncclkv.comm.destinations import To
-from ncclkv.comm.programs.decoded import SHORT_BYTES, Nodes, decoded
+from ncclkv.comm.programs.decoded import Nodes, decoded
 from ncclkv.comm.programs.decoding import Decoding
-from ncclkv.comm.programs.extents import counts_save, word
+from ncclkv.comm.programs.extents import Words
 from ncclkv.comm.transport import Steps
-from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.comm.wire import Range, Wants, Wire, read_by, read_of
 from ncclkv.compress.base import CountedCodec
@@ -109,7 +108,7 @@ class Form:
         lo, hi = self.decoded[reader]
         if lo == hi or owner not in self.senders:
             return None
-        return self.codec.nbytes(word(lo, self.codec.unit)), self.codec.nbytes(hi)
+        return Words(self.codec).codes((lo, hi))
 
     def counts(self, reader: int, owner: int) -> Range | None:
         """Return the bytes of an owner's packed counts that a reader needs: all of them."""
@@ -156,7 +155,7 @@ def form_of(
     """
     parts, shared = decoded(count, codec.unit, to, size, nodes)
     everywhere = not (to.divided or shared or to.root is not None)
-    two_steps = everywhere and counts_save(codec, size) and codec.nbytes(count) > SHORT_BYTES
-    if two_steps:
-        parts = slices(count, size, codec.unit)
-    return Form(codec, senders, parts, two_steps, shared)
+    divided = Words(codec).divided([(0, count)], size) if everywhere else None
+    if divided is not None:
+        (parts,) = divided
+    return Form(codec, senders, parts, divided is not None, shared)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ncclkv.comm.destinations import To
-from ncclkv.comm.programs.decoded import Nodes
+from ncclkv.comm.programs.decoded import Nodes, decoded
 from ncclkv.comm.programs.decoding import PayloadSum
 from ncclkv.comm.programs.extents import Extents
 from ncclkv.comm.transport import Steps
@@ -247,19 +247,18 @@ def node_form(
         Bytes of a gradient.
     """
     place, count = places(nodes), max(hi for _, hi in node_slices)
-    direct = to.divided or to.root is not None
-    parts = None if direct else extents.divided(node_slices, len(nodes))
-    decoded = []
-    for rank in sorted(place):
-        node, index = place[rank]
+    if to.divided or to.root is not None:
+        own = decoded(count, 1, to, len(place), None).parts
+        return NodeForm(extents, itemsize, nodes, node_slices, senders, own, False, True)
+    parts = extents.divided(node_slices, len(nodes))
+    own = []
+    for node, index in (place[rank] for rank in sorted(place)):
         found = (0, 0)
-        if direct:
-            found = to.part(rank, count) if to.receives(rank) else found
-        elif index < len(node_slices):
+        if index < len(node_slices):
             found = node_slices[index] if parts is None else parts[index][node]
-        decoded.append(found)
-    two_steps, shared = parts is not None, shared or direct
-    return NodeForm(extents, itemsize, nodes, node_slices, senders, decoded, two_steps, shared)
+        own.append(found)
+    two_steps = parts is not None
+    return NodeForm(extents, itemsize, nodes, node_slices, senders, own, two_steps, shared)
 
 
 def places(nodes: Nodes) -> dict[int, tuple[int, int]]:

@@ -14,7 +14,7 @@ from ncclkv.comm.programs.decoded import SHORT_BYTES
 from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import ALIGNMENT, Buffer
-from ncclkv.comm.wire import Range, Wire, read_by, read_of
+from ncclkv.comm.wire import Range, Wire, read_of
 
 UNIT = 16
 """Slices begin at multiples of so many elements."""
@@ -94,10 +94,6 @@ class OrderedSum:
         """Return the elements of an owner's slice that a reader reads: all of them."""
         lo, hi = self._slices[owner]
         return 0, hi - lo
-
-    def read(self, rank: int) -> int:
-        """Return the most bytes that a rank reads of other ranks at once, without a place."""
-        return read_by(rank, self.size, self._sent, self.itemsize)
 
     def sent(self, rank: int) -> int:
         """Return the bytes that other ranks read of a rank."""
