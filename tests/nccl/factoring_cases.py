@@ -208,7 +208,7 @@ class FactoringCases:
             assert not found.any()
         matrices.gradients()
         for each in matrices.host:
-            each.start[0] = each.start[0, 0] = np.nan
+            each.start[0] = np.nan
             each.start[1:2] = np.inf
         matrices.give("start")
         matrices.push()

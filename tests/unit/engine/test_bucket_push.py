@@ -173,7 +173,7 @@ def test_a_push_whose_launch_fails_is_launched_again() -> None:
 
 def test_a_launch_that_fails_has_launched_none_of_its_ranges() -> None:
     with ncclkv.create("threads") as kv:
-        kv.set_gradient_compression({"type": "2bit", "threshold": 1.0}, keys="a")
+        kv.set_gradient_compression(TWO_BIT, keys="a")
         kv.init(["a", "b"], [np.zeros(4, np.float32)] * 2)
         engine = context_of(kv).engine
         dense = engine.reductions.dense
