@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.conformance.compression import check, gradient, on_host
-from tests.conformance.compression_of_nodes import nodes_of
+from tests.conformance.compression_of_nodes import check_nodes, nodes_of
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 
@@ -119,11 +119,7 @@ def nodes_round_their_sums_once(create: Stores) -> None:
                 kv.push(keys, [arrays[key][kv.rank] for key in keys])
                 for key in keys:
                     wanted = model.push(key, dict(enumerate(arrays[key])))
-                    if len(model.nodes) > 1:
-                        check(kv, key, wanted.astype(dtype))
-                    else:  # in the order of a sum that is not compressed
-                        found = on_host(kv.pull(key))
-                        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+                    check_nodes(kv, key, wanted.astype(dtype), model.nodes)
 
 
 @case()
@@ -144,8 +140,7 @@ def nodes_keep_what_their_rounding_loses(create: Stores) -> None:
         kv.push(keys, [arrays[key][kv.rank] for key in keys])
         for key in keys:
             wanted = model.push(key, dict(enumerate(arrays[key])))
-            if len(model.nodes) > 1:
-                check(kv, key, wanted)
+            check_nodes(kv, key, wanted, model.nodes)
 
 
 @case()

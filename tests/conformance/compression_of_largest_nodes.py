@@ -16,7 +16,7 @@ from tests.conformance.compression import (
     on_host,
 )
 from tests.conformance.compression_of_largest import LENGTHS, RATIO, SENT, Senders, gradient
-from tests.conformance.compression_of_nodes import added, check_owed, nodes_of
+from tests.conformance.compression_of_nodes import added, check_nodes, check_owed, nodes_of
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 from tests.harness.context import context_of
@@ -93,10 +93,8 @@ def nodes_add_before_they_choose(create: Stores) -> None:
             for rank in range(kv.num_workers)
         }
         kv.push("long", arrays[kv.rank])
-        if len(sums.nodes) > 1:
-            check(kv, "long", sums.push("long", arrays))
-    if len(sums.nodes) > 1:
-        sums.check_residuals(kv)
+        check_nodes(kv, "long", sums.push("long", arrays), sums.nodes)
+    sums.check_residuals(kv)
 
 
 @case()

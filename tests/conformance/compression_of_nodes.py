@@ -71,6 +71,14 @@ class NodeSums:
         check_owed(kv, owed)
 
 
+def check_nodes(kv: Any, key: str, wanted: np.ndarray, nodes: Sequence[Sequence[int]]) -> None:
+    """Fail unless the store has the sum of nodes; one node adds in an order of its own."""
+    if len(nodes) > 1:
+        check(kv, key, wanted)
+    else:
+        np.testing.assert_allclose(on_host(kv.pull(key)), wanted, rtol=1e-5, atol=1e-6)
+
+
 def check_owed(kv: Any, owed: Mapping[tuple[str, int], np.ndarray]) -> dict[str, list[int]]:
     """Fail unless nodes owe these residuals, by key and node; collective.
 

@@ -42,7 +42,7 @@ def with_store(body: Callable[[Worker, Any], object], **options: Any) -> Callabl
 
 
 def device_stores(worker: Worker) -> StandInStores:
-    """Return a function that opens stores of one process."""
+    """Return the stand-in's stores of one process."""
     stores = StandInStores(worker, "every_rank")
     stores.name = "device"
     return stores
@@ -88,7 +88,7 @@ def test_arrays_are_encoded_without_a_wait_or_new_memory(codec: dict[str, Any]) 
 
 
 def test_large_arrays_are_warned_of_without_a_wait(caplog: pytest.LogCaptureFixture) -> None:
-    """Check that the array counts of which most residuals are beyond."""
+    """Check that one array of two counts if most of its residuals are beyond."""
 
     def body(worker: Worker) -> None:
         with use_buffers(StandInBuffers(worker)), device_stores(worker) as create:

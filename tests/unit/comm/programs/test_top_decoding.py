@@ -149,7 +149,7 @@ def check(form: NodeForm, ranks: Ranks, total: Buffer) -> None:
 
 
 def test_a_payload_goes_to_each_other_node_once() -> None:
-    """Between nodes a rank sends what it encodes; within its node it gives on what it has read."""
+    """Check that a rank sends its payload to other nodes, and what it has read to its own."""
     nodes, extents = [[0, 1], [2, 3], [4, 5]], KeyExtents(CODEC, ENTRIES)
     senders, slices = frozenset(range(6)), [(0, 384), (384, COUNT)]
     shared = node_form(extents, slices, senders, EVERYONE, nodes, shared=True)
