@@ -56,7 +56,7 @@ def a_rank_that_does_not_push(create: Stores) -> None:
         assert SECONDS * 0.9 < time.monotonic() - begin < SECONDS + 2
         assert isinstance(caught.value, TimeoutError)
         # Off the root, the missing collective is the root's broadcast.
-        missing = kv.num_workers - 1 if create.updates_here(kv, "weight") else 0
+        missing = 0 if create.update_on == "root" and kv.rank else kv.num_workers - 1
         named = current_buffers().capabilities.missing.format(last=missing).strip("; (")
         check_words(
             caught.value, "'weight'", f"rank {kv.rank} of", named, f"(timeout {SECONDS:g} s)"

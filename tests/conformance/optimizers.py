@@ -12,6 +12,7 @@ from ncclkv.errors import DTypeMismatch, UsageError
 from tests.conformance.expect import full, intact, probed, pulled, refused, same, total
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
+from tests.harness.context import context_of
 
 
 @case()
@@ -92,10 +93,13 @@ def the_same_optimizer_set_again_keeps_its_momentum(create: Stores) -> None:
     kv = create()
     kv.init("a", full(0))
     sgd = optimizer.SGD(learning_rate=0.5, momentum=0.5)
+    rules = []
     for _ in range(2):
         kv.set_optimizer(sgd)
+        rules.append(context_of(kv).engine.rule)
         kv.push("a", full(1))
     same(pulled(kv, "a"), -1.25 * kv.num_workers)
+    assert rules[0] is rules[1], "captured steps and cached calls would be made anew"
 
 
 @case()

@@ -20,7 +20,7 @@ SEEDS = {
     "a_chunk_published_before_it_is_copied": 287,
     "a_slot_used_again_too_early": 0,
     "a_half_used_again_too_early": 80,
-    "a_mapped_array_given_back_too_early": 739,
+    "a_mapped_array_given_back_too_early": 2311,
     "sums_given_back_before_the_neighbours_have_written": 12,
     "a_stale_number_of_a_collective": 0,
     "a_launch_outside_the_order": 151,

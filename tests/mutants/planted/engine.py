@@ -322,11 +322,19 @@ MUTANTS = (
         tests=(Selection("0", "unit/table/test_plan.py"),),
     ),
     Mutant(
-        name="optimizer-set-again-forgets",
+        name="optimizer-set-again-begins-a-rule",
         file=UPDATERS,
         old="        if not again:\n            self._engine.set_rule(rule, sealed)\n",
         new="        if True:\n            self._engine.set_rule(rule, sealed)\n",
-        why="momentum is lost when a program sets its optimizer each epoch",
+        why="captured steps are dropped when a program sets its optimizer each epoch",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="another-optimizer-of-a-class-forgets",
+        file=UPDATERS,
+        old="                return kept or rule, [",
+        new="                return rule, [",
+        why="momentum is lost when a program makes its optimizer anew with another rate",
         tests=(THREADS,),
     ),
     Mutant(
