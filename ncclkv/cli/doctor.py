@@ -53,12 +53,11 @@ def main(options: argparse.Namespace) -> int:
         command = examined.command_of_rank(test=test)
         ranks, slots = place(options, command)
         found = examined.started(options, command, ranks, [*slots])
+        sys.stdout.write(text(found))
     elif launched and ((env.launched_rank() or 0) > 0 or env.other_rank()):
-        examined.later_rank(test=test)
-        return 0
+        return examined.later_rank(test=test)
     elif not launched and (other := env.launched_otherwise()) is not None and other.rank:
         return 0  # its rank 0 prints the table
     else:
         found = examined.rank_0(env.launched_size() or 1, test=test, text=text)
-    sys.stdout.write(text(found))
     return int(report_table.blocks(found.merged))

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ncclkv import env
+from ncclkv import concurrency, env
 from ncclkv.cli import launch_rows
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.doctor import gpus, machine, selftest, variables, versions
-from ncclkv.doctor.last_words import if_killed
+from ncclkv.doctor.last_words import written_though_killed
 from ncclkv.doctor.merged_rows import Merged, merge
 from ncclkv.doctor.probe import tell, told
 from ncclkv.doctor.rows import BLOCKS, OK, WARNS, RankRows, Row, from_json, to_json
@@ -27,6 +27,9 @@ from ncclkv.doctor.rows import BLOCKS, OK, WARNS, RankRows, Row, from_json, to_j
 _SECONDS = 120.0
 _END_SECONDS = 15.0
 """Limit of a job that examines its ranks, and of its end after SIGTERM."""
+
+_SECONDS_OF_RANK_0 = 1.0
+"""Seconds after which rank 0 has seen the failure of its trial, and has shown the table."""
 
 _FAILED = re.compile(
     r"^ncclkv run: the job failed after .*?\): (.*?)(?:; its output:)?$", re.MULTILINE
@@ -63,35 +66,48 @@ def examine(ranks: int) -> Iterator[Row]:
 
 
 def rank_0(ranks: int, *, test: bool, text: Callable[[Examined], str]) -> Examined:
-    """Examine this process, rank 0 of a launcher's ranks, or alone; collective.
+    """Examine this process, rank 0 of a launcher's ranks, or alone; write the rows; collective.
 
-    `text` formats the rows that are written if the launcher kills this process.
+    `text` formats them.  The rows of this process are written if the launcher kills it before.
     """
     own = RankRows(0, socket.gethostname(), [*examine(ranks)])
     why = "the launcher killed all ranks, as it does when one of them crashes in MPI's start"
     killed = Row("self-test", "killed", "", why, "the other rows come first", BLOCKS)
-    with if_killed(text(_put_together([own], ranks, [], [Merged(killed)]))):
+    worst = _put_together([own], ranks, [], [Merged(killed)])
+    with written_though_killed(text(worst)) as write:
         ended = selftest.ask_trial(own, test=test)
-    reports = [from_json(each) for each in ended.told.get("reports", [])] or [own]
-    ranks = max(ranks, len(reports))  # a launcher may give no count
-    return _put_together(reports, ranks, [], [Merged(row) for row in selftest.rows(ended)])
+        reports = [from_json(each) for each in ended.told.get("reports", [])] or [own]
+        ranks = max(ranks, len(reports))  # a launcher may give no count
+        last = [Merged(row) for row in selftest.rows(ended)]
+        found = _put_together(reports, ranks, [], last)
+        write(text(found))
+    return found
 
 
-def later_rank(*, test: bool) -> None:
+def later_rank(*, test: bool) -> int:
     """Examine this process, a later rank of a launcher; rank 0 receives the rows; collective.
 
-    The rows of a crash are written here, because rank 0 may not see its reason.  The exit code
-    stays 0: launchers kill the other ranks for another code, before rank 0 has shown the table.
+    The rows of a crash are written here, because rank 0 may not see its reason.  After a failure
+    this process waits until rank 0 has probably shown the table.
+
+    Returns
+    -------
+    int
+        The exit code.  After a failure the code is 0, too: launchers kill the other ranks for
+        another code, before rank 0 has shown the table.  MPICH's mpirun does not, and a rank that
+        ends without MPI's end makes it forget the exit codes of the others: there the code is 1.
     """
     rank, ranks = env.launched_rank() or 0, env.launched_size() or 2
     own = RankRows(rank, socket.gethostname(), [*examine(ranks)])
     ended = selftest.ask_trial(own, test=test)
-    if not ended.problem:
-        return
+    if not ended.problem and "error" not in ended.told:
+        return 0
     for row in (*own.rows, *selftest.rows(ended)):
-        if row.level == BLOCKS:
+        if ended.problem and row.level == BLOCKS:
             parts = ": ".join(filter(None, (row.thing, row.why, row.mend)))
             sys.stderr.write(f"ncclkv doctor: rank {rank} on {own.host}: {parts}\n")
+    concurrency.sleep(_SECONDS_OF_RANK_0)
+    return 0 if env.launcher_connection() is None else 1
 
 
 def command_of_rank(*, test: bool) -> list[str]:

@@ -256,6 +256,30 @@ def test_a_crash_of_the_self_test_is_a_row(tmp_path: Path, way: str, signal: str
     assert "Traceback" not in told.out + told.err
 
 
+def test_mpirun_does_not_hide_a_crash_behind_a_rank_that_ends_first(tmp_path: Path) -> None:
+    """Check the exit code where mpirun reads it last: both ranks' outputs have ended before."""
+    (tmp_path / "sitecustomize.py").write_text(
+        """
+import atexit, os, sys, time
+
+def end():
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.closerange(1, 3)
+    time.sleep(4 if os.environ["PMI_RANK"] == "0" else 1)
+
+if "trial" in sys.orig_argv[-1]:
+    import ncclkv.doctor.trial as trial
+    trial._test = lambda comm: os.abort()
+elif "doctor" in sys.orig_argv and "PMI_RANK" in os.environ:
+    atexit.register(end)
+"""
+    )
+    told = run(MPIRUN, "-n", "2", *DOCTOR, "--json", first=[tmp_path])
+    assert told.table["blocks"]
+    assert told.code == 1
+
+
 def test_a_rank_without_a_report(tmp_path: Path) -> None:
     program = "'--as-rank' in sys.orig_argv and (os.write(2, b'its last line'), os._exit(3))"
     told = doctor("-n", "3", first=[at_start(tmp_path, ON_RANK_1.format(program=program))])

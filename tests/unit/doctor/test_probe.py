@@ -73,18 +73,28 @@ def test_a_child_ends_with_its_parent() -> None:
 
 KILLED = """
 import os, signal
-from ncclkv.doctor.last_words import if_killed
-with if_killed("last words"):
+from ncclkv.doctor.last_words import written_though_killed
+with written_though_killed("last words") as write:
     {way}
 print("went on")
 """
 
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+LONG = "'0123456789' * 100_000"
+"""A text that no pipe takes at once."""
+
 
 @pytest.mark.parametrize(
     ("way", "said"),
-    [("os.kill(os.getpid(), signal.SIGKILL)", "last words"), ("pass", "went on\n")],
+    [
+        (KILL, "last words"),
+        (f"write('its own'); {KILL}", "its own"),
+        (f"write({LONG}); {KILL}", "0123456789" * 100_000),
+        ("write('its own, ')", "its own, went on\n"),
+        ("pass", "went on\n"),
+    ],
 )
-def test_last_words_are_written_for_a_killed_process_alone(way: str, said: str) -> None:
+def test_a_text_is_written_once_though_the_process_is_killed(way: str, said: str) -> None:
     process = subprocess.run(
         [sys.executable, "-c", KILLED.format(way=way)],
         cwd=ROOT,
@@ -95,7 +105,38 @@ def test_last_words_are_written_for_a_killed_process_alone(way: str, said: str) 
         timeout=stretched(30),
     )
     assert process.stdout == said
-    assert process.returncode == (-signal.SIGKILL if said == "last words" else 0)
+    assert process.returncode == (-signal.SIGKILL if KILL in way else 0)
+
+
+def test_an_error_of_standard_output_is_that_of_the_call() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED.format(way="write('its own')")],
+        cwd=ROOT,
+        stdout=os.open("/dev/full", os.O_WRONLY),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=stretched(30),
+    )
+    assert process.returncode == 1
+    assert "No space left on device: 'standard output'" in process.stderr
+    assert process.stderr.count("Traceback") == 1
+
+
+def test_a_text_that_was_given_in_part_is_not_written() -> None:
+    """Check a process that is killed while it gives a text, byte by byte."""
+    slow = "os.write = lambda descriptor, text, write=os.write: write(descriptor, text[:1])"
+    way = f"signal.setitimer(signal.ITIMER_REAL, 0.2); {slow}; write({LONG})"
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED.format(way=way)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=stretched(30),
+    )
+    assert process.returncode == -signal.SIGALRM
+    assert process.stdout == "last words"
 
 
 def test_the_writer_is_in_no_process_group_of_the_launcher() -> None:
