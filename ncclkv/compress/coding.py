@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -285,7 +285,7 @@ class HostCoding:
         payload: Array,
     ) -> Taking:
         own = [gradients[lo:hi] for lo, hi in entries]
-        ends = [*accumulate((codec.nbytes(hi - lo) for lo, hi in entries), initial=0)]
+        ends = codec.ends(hi - lo for lo, hi in entries)
         parts = [payload[start:stop] for start, stop in pairwise(ends)]
 
         def take(skip: Array | None, given: Arrays | None = None) -> None:
@@ -296,7 +296,7 @@ class HostCoding:
         return take
 
     def adding(self, codec: TopK, entries: Bounds, first: int) -> Callable[[Array, Array], None]:
-        ends = [*accumulate((codec.nbytes(hi - lo) for lo, hi in entries), initial=0)]
+        ends = codec.ends(hi - lo for lo, hi in entries)
 
         def add(payload: Array, out: Array) -> None:
             for (start, stop), (lo, hi) in zip(pairwise(ends), entries, strict=True):

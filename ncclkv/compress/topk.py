@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from ncclkv.compress.declared import SCOPE, Parameter, share
@@ -90,6 +91,21 @@ class TopK:
                 f"the type 'fp16'"
             )
         return 8 * self.kept(count)
+
+    def ends(self, counts: Iterable[int]) -> list[int]:
+        """Return the bytes before the payload of each key of a range, and those of all payloads.
+
+        Parameters
+        ----------
+        counts : iterable of int
+            The gradients of each key.
+
+        Examples
+        --------
+        >>> TopK(ratio=0.5).ends([6, 2])
+        [0, 24, 32]
+        """
+        return [*accumulate(map(self.nbytes, counts), initial=0)]
 
     def encode(self, gradients: Array, residual: Array, payload: Array) -> None:
         """Add the gradients of a key to the residual, and move the largest sums to the payload.

@@ -6,8 +6,8 @@ so the keys of a bucket may use the same payloads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, overload
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -18,13 +18,14 @@ from ncclkv.comm.programs.extents import KeyExtents
 from ncclkv.comm.programs.low_rank_sum import Copies
 from ncclkv.comm.programs.top_decoding import TopDecoding
 from ncclkv.compress.base import CountedCodec
-from ncclkv.compress.coding import Encode, Found, coding_of
+from ncclkv.compress.coding import Encode, coding_of
 from ncclkv.compress.entries import Padding
 from ncclkv.compress.factoring import Factors
 from ncclkv.compress.half import Half
 from ncclkv.compress.powersgd import PowerSGD, matrix_shape
 from ncclkv.compress.topk import TopK
 from ncclkv.engine.bases import Bases
+from ncclkv.engine.combined_found import CombinedFound
 from ncclkv.engine.saturation import Saturation
 from ncclkv.kernels.base import Array, Arrays
 from ncclkv.table.bucket import Bucket, Entry
@@ -76,8 +77,9 @@ class CountedArrays:
         decoding = Decoding(codec, len(arrays), Padding([whole], count), out, coding=coding)
 
         def add(skip: Array | None) -> None:
-            found = FoundInArrays([encode(skip) for encode in encodings])
-            self._saturation.note(codec, [entry], found)
+            found = [encode(skip) for encode in encodings]
+            most = CombinedFound(found, 1, lambda _: max(int(each.beyond[0]) for each in found))
+            self._saturation.note(codec, [entry], most)
             decoding.write(payloads, whole, None)
 
         return add
@@ -212,43 +214,6 @@ class LowRankArrays:
         """Return a new matrix."""
         nbytes = shape[0] * shape[1] * _FLOAT32.itemsize
         return self._comm.allocate(nbytes).view(_FLOAT32).reshape(shape)
-
-
-class FoundInArrays(Sequence[int]):
-    """`Found` of the arrays of a key: the most that one of them has beyond.
-
-    A GPU may write the counts later: each look finds those of then.
-
-    Parameters
-    ----------
-    found : sequence of Found
-        Of each array.
-
-    Attributes
-    ----------
-    beyond : sequence of int
-        The object itself.
-    """
-
-    def __init__(self, found: Sequence[Found]) -> None:
-        self._found = found
-        self.beyond = self
-
-    def __len__(self) -> int:
-        return 1
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        return [max(int(each.beyond[0]) for each in self._found)][index]
-
-    def root_mean_square(self) -> float:
-        """Return that of the first array."""
-        return self._found[0].root_mean_square()
 
 
 class _Sum:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar, overload
+from typing import Generic, NamedTuple, TypeVar
 
 from ncclkv.comm.types import Buffer
 from ncclkv.comm.wire import Range
 from ncclkv.compress.coding import Found
+from ncclkv.engine.combined_found import CombinedFound
 from ncclkv.engine.reduction import Span
 from ncclkv.engine.residuals import Residuals
 from ncclkv.kernels.base import Array, Arrays, Kernels
@@ -138,43 +139,19 @@ def parts_of(blocks: Sequence[Block]) -> list[Part]:
     return [*found.values()]
 
 
-class FoundInSlice(Sequence[int]):
-    """`Found` of a slice; the counts of a part of a key stand for the whole key.
-
-    A GPU may write the counts of the blocks later: each look finds those of then.
+def found_in_slice(found: Sequence[Found], parts: Sequence[Part]) -> CombinedFound:
+    """Return what the blocks of a slice have found; the counts of a part stand for its whole key.
 
     Parameters
     ----------
     found : sequence of Found
         Of each block.
     parts : sequence of Part
-
-    Attributes
-    ----------
-    beyond : sequence of int
-        The object itself.
     """
 
-    def __init__(self, found: Sequence[Found], parts: Sequence[Part]) -> None:
-        self._found, self._parts = found, parts
-        self.beyond = self
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        entry, held, places = self._parts[index]
-        beyond = sum(int(self._found[block].beyond[place]) for block, place in places)
+    def count(index: int) -> int:
+        entry, held, places = parts[index]
+        beyond = sum(int(found[block].beyond[place]) for block, place in places)
         return beyond * entry.spec.size // held
 
-    def root_mean_square(self) -> float:
-        """Return that of the first block."""
-        return self._found[0].root_mean_square()
+    return CombinedFound(found, len(parts), count)

@@ -21,7 +21,7 @@ from ncclkv.compress.coding import coding_of
 from ncclkv.compress.entries import Padding
 from ncclkv.compress.half import Half
 from ncclkv.compress.topk import TopK
-from ncclkv.engine.node_blocks import Block, FoundInSlice, SliceEncoding, parts_of
+from ncclkv.engine.node_blocks import Block, SliceEncoding, found_in_slice, parts_of
 from ncclkv.engine.reduction import Span
 from ncclkv.engine.saturation import Saturation
 from ncclkv.engine.top_reduction import bounds_of
@@ -151,7 +151,7 @@ class CountedNodes(WordNodes):
 
         def encode(arrays: Arrays, skip: Array | None) -> None:
             if found := run(arrays, skip):
-                self._saturation.note(self._codec, entries, FoundInSlice(found, parts))
+                self._saturation.note(self._codec, entries, found_in_slice(found, parts))
 
         return encode
 

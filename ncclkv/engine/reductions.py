@@ -89,8 +89,8 @@ class Reductions:
     def encodes(self, rule: CodecRule, spec: KeySpec) -> bool:
         """Return whether a rule has a key encoded here.
 
-        On one node no key is whose senders are nodes; and none whose payloads would be longer than
-        the key itself.
+        A key whose senders are nodes is not encoded on one node.  A key is not encoded if its
+        payloads would be longer than the key itself.
         """
         codec = rule.codec
         if codec is None or not rule.encodes(spec) or (by_node(codec) and self.node_count == 1):

@@ -68,15 +68,8 @@ class MemoryCheck:
         elif not specs:
             return
         shortfall = self._on_node(specs) if self._on_hosts else self._on_gpu(specs)
-        shortfalls = self._comm.control.allgather(shortfall, f"memory for {verb}")
-        for rank, text in enumerate(shortfalls):
-            if text:
-                error = OutOfMemory(
-                    f"{verb}: {len(specs)} new keys of {_padded(specs):,} bytes, with gradients "
-                    f"and weights, do not fit on rank {rank}: {text}"
-                )
-                self._checks.raised = error
-                raise error
+        what = f"{len(specs)} new keys of {_padded(specs):,} bytes, with gradients and weights, do"
+        self._agree(verb, what, shortfall)
 
     def check_codec(self, verb: str, specs: Sequence[KeySpec], codec: Codec) -> None:
         """Refuse a codec whose memory does not fit; collective, with the same keys on all ranks.
@@ -89,15 +82,16 @@ class MemoryCheck:
         needed = sum(self._kept(spec, codec) for spec in specs)
         if needed < CHECK_BYTES:
             return
-        shortfall = self._without_codec(needed)
-        for rank, text in enumerate(self._comm.control.allgather(shortfall, f"memory for {verb}")):
+        what = f"what {codec.name} keeps of {len(specs)} keys does"
+        self._agree(verb, what, self._without_codec(needed))
+
+    def _agree(self, verb: str, what: str, shortfall: str) -> None:
+        """Raise OutOfMemory on every rank if one has a shortfall; collective."""
+        shortfalls = self._comm.control.allgather(shortfall, f"memory for {verb}")
+        for rank, text in enumerate(shortfalls):
             if text:
-                error = OutOfMemory(
-                    f"{verb}: what {codec.name} keeps of {len(specs)} keys does not fit on rank "
-                    f"{rank}: {text}"
-                )
-                self._checks.raised = error
-                raise error
+                self._checks.raised = OutOfMemory(f"{verb}: {what} not fit on rank {rank}: {text}")
+                raise self._checks.raised
 
     def _without_codec(self, needed: int) -> str:
         """Return the memory that this rank lacks for a codec; empty if it fits, or if unknown."""

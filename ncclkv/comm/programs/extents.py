@@ -9,7 +9,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Protocol
 
 from ncclkv.comm.programs.decoded import SHORT_BYTES
@@ -86,9 +85,7 @@ class KeyExtents:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """The bytes of a payload up to the begin of each entry, and up to the end."""
-        sizes = (self.codec.nbytes(hi - lo) for lo, hi in self.entries)
-        return [*accumulate(sizes, initial=0)]
+        return self.codec.ends(hi - lo for lo, hi in self.entries)
 
     def within(self, bounds: Range) -> Sequence[Range]:
         """Return the entries that have elements in `bounds`."""

@@ -6,8 +6,7 @@ block, how many elements before it are sent, and move the elements in order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -36,7 +35,7 @@ class Share(Protocol):
 
     def kept(self, count: int) -> int: ...
 
-    def nbytes(self, count: int) -> int: ...
+    def ends(self, counts: Iterable[int]) -> list[int]: ...
 
 
 class Taking:
@@ -73,7 +72,7 @@ class Taking:
             for nbytes in (keys * kernel_args.DIGITS * 4, keys * 16, blocks * 16)
         ]
         self._kept = gradients, residuals, payload, scratch
-        starts = np.array([*accumulate(map(codec.nbytes, counts), initial=0)], np.int64)
+        starts = np.array(codec.ends(counts), np.int64)
         for _, argument, pieces in self._planned:
             count = argument["count"]
             argument["residual"][:count] = [each.data.ptr for each in residuals[pieces]]
@@ -113,7 +112,7 @@ class Adding:
         self._launch = launch
         sizes = [hi - lo for lo, hi in entries]
         kept = np.array([codec.kept(size) for size in sizes], np.int64)
-        starts = np.array([*accumulate(map(codec.nbytes, sizes), initial=0)], np.int64)
+        starts = np.array(codec.ends(sizes), np.int64)
         self._planned = kernel_args.plan_launches(
             kernel_args.ADDS, kept, kernel_args.ADDED_ELEMENTS
         )

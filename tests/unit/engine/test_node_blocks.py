@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.compress.coding import FoundOnHost
-from ncclkv.engine.node_blocks import FoundInSlice, blocks_of, parts_of
+from ncclkv.engine.node_blocks import blocks_of, found_in_slice, parts_of
 from ncclkv.engine.reduction import Span
 from ncclkv.engine.residuals import Residuals
 from ncclkv.kernels.host import HostKernels
@@ -55,7 +55,7 @@ def test_counts_of_a_part_stand_for_the_whole_key_at_each_look() -> None:
     blocks = blocks_of(span_of(bucket), (0, 264), None, 128)
     assert [block.bounds for block in blocks] == [[(0, 10), (64, 128)], [(0, 128)], [(0, 8)]]
     counts = [[3, 10], [20], [1]]
-    found = FoundInSlice([FoundOnHost(each, []) for each in counts], parts_of(blocks))
+    found = found_in_slice([FoundOnHost(each, []) for each in counts], parts_of(blocks))
     assert [*found.beyond] == [3, 31 * 400 // 200]
     counts[1][0] = 120  # as a device writes it, after the launch
     assert found[:] == [3, 131 * 400 // 200]
@@ -64,4 +64,4 @@ def test_counts_of_a_part_stand_for_the_whole_key_at_each_look() -> None:
 def test_the_gradients_of_the_first_block_have_the_root_mean_square() -> None:
     blocks = blocks_of(span_of(bucket_of(256)), (0, 256), None, 128)
     each = [FoundOnHost([0], [np.full(3, value, np.float32)]) for value in (2.0, 5.0)]
-    assert FoundInSlice(each, parts_of(blocks)).root_mean_square() == 2
+    assert found_in_slice(each, parts_of(blocks)).root_mean_square() == 2
