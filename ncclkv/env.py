@@ -171,6 +171,12 @@ def alone() -> bool:
     return _text("NCCLKV_ALONE") == "1"
 
 
+def launched_by_mpich() -> bool:
+    """Return whether MPICH's mpirun started this process."""
+    started = launched()
+    return started is not None and started.launcher.name == launchers.MPICHS
+
+
 def launcher_connection() -> int | None:
     """Return the descriptor of a rank's connection to MPICH's mpirun; None if there is none."""
     return _int("PMI_FD")

@@ -18,6 +18,7 @@ _MOST_HOSTS = 3
 """Hosts of which a line to type shows each."""
 
 SRUN = "srun"
+MPICHS = "MPICH's mpirun"
 
 
 class Launcher(NamedTuple):
@@ -54,7 +55,7 @@ OF_MPI = (
     Launcher("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     Launcher("MVAPICH's mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
     Launcher("Intel MPI's mpirun", *_PMI, "I_MPI_HYDRA_TOPOLIB"),
-    Launcher("MPICH's mpirun", *_PMI, "HYDI_CONTROL_FD"),
+    Launcher(MPICHS, *_PMI, "HYDI_CONTROL_FD"),
     Launcher("PALS", *_PMI, "PALS_RANKID"),
     Launcher(SRUN, *_PMI, "SLURM_STEP_NUM_TASKS"),
     Launcher("mpirun", *_PMI),

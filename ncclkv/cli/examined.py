@@ -102,12 +102,12 @@ def later_rank(*, test: bool) -> int:
     ended = selftest.ask_trial(own, test=test)
     if not ended.problem and "error" not in ended.told:
         return 0
-    for row in (*own.rows, *selftest.rows(ended)):
-        if ended.problem and row.level == BLOCKS:
+    for row in (*own.rows, *selftest.rows(ended)) if ended.problem else ():
+        if row.level == BLOCKS:
             parts = ": ".join(filter(None, (row.thing, row.why, row.mend)))
             sys.stderr.write(f"ncclkv doctor: rank {rank} on {own.host}: {parts}\n")
     concurrency.sleep(_SECONDS_OF_RANK_0)
-    return 0 if env.launcher_connection() is None else 1
+    return int(env.launched_by_mpich())
 
 
 def command_of_rank(*, test: bool) -> list[str]:

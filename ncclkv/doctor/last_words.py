@@ -22,6 +22,7 @@ def written_though_killed(text: str) -> Iterator[Callable[[str], None]]:
     The function may be called once, and raises the OSError of standard output.  If this process is
     killed before the call, `text` is written.
     """
+    worst = os.fsencode(text)
     source, sink = os.pipe()
     problem, told = os.pipe()
     first = os.fork()
@@ -30,7 +31,7 @@ def written_though_killed(text: str) -> Iterator[Callable[[str], None]]:
         if os.fork() == 0:
             os.close(sink)
             os.close(problem)
-            _write(source, told, text.encode())
+            _write(source, told, worst)
         os._exit(0)
     os.waitpid(first, 0)
     os.close(source)
@@ -40,7 +41,7 @@ def written_though_killed(text: str) -> Iterator[Callable[[str], None]]:
     def write(text: str) -> None:
         nonlocal given
         given = True
-        _write_all(sink, text.encode() + _END)
+        _write_all(sink, os.fsencode(text) + _END)
         if number := os.read(problem, 1):  # waits for the end of the other process
             raise OSError(number[0], os.strerror(number[0]), "standard output")
 

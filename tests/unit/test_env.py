@@ -135,6 +135,19 @@ def test_a_wrong_number_of_a_launcher_is_named(monkeypatch: pytest.MonkeyPatch) 
         ncclkv.create("dist")
 
 
+@pytest.mark.parametrize(
+    ("mark", "by_mpich"), [("HYDI_CONTROL_FD", True), ("SLURM_STEP_NUM_TASKS", False)]
+)
+def test_slurm_is_not_mpichs_mpirun_though_it_connects_alike(
+    mark: str, by_mpich: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for each in launchers.OF_MPI for name in each[1:4] if name]:
+        monkeypatch.delenv(name, raising=False)
+    for name in "PMI_SIZE", "PMI_RANK", "PMI_FD", mark:
+        monkeypatch.setenv(name, "2")
+    assert env.launched_by_mpich() == by_mpich
+
+
 def test_every_variable_in_the_source_is_defined() -> None:
     files = [*ROOT.glob("ncclkv/**/*.py"), *ROOT.glob("launch/*"), *ROOT.glob("bench/**/*.py")]
     named = {name for path in files for name in re.findall(r"\bNCCLKV_[A-Z_]+\b", path.read_text())}

@@ -108,6 +108,18 @@ def test_a_text_is_written_once_though_the_process_is_killed(way: str, said: str
     assert process.returncode == (-signal.SIGKILL if KILL in way else 0)
 
 
+def test_a_path_is_written_that_is_no_utf_8() -> None:
+    way = r"write('caf\udce9')"  # the name of a file, as Python reads it
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED.format(way=way)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        check=False,
+        timeout=stretched(30),
+    )
+    assert process.stdout == b"caf\xe9went on\n"
+
+
 def test_an_error_of_standard_output_is_that_of_the_call() -> None:
     process = subprocess.run(
         [sys.executable, "-c", KILLED.format(way="write('its own')")],
